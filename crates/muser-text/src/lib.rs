@@ -1,0 +1,1 @@
+//! Tokenizer, chat template, and the parser of channels and tool calls.

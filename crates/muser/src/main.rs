@@ -1,0 +1,2 @@
+//! muser: the command line.
+fn main() {}
