@@ -1,1 +1,15 @@
 //! GGUF and safetensors containers, and the exact block codecs of every ggml weight type.
+//!
+//! Everything read here comes from outside: sizes are checked in 64 bits, a count is compared with the bytes that
+//! are left before anything is reserved for it, and each refusal names the file, the place and the mend.
+
+pub use block::iq_grid;
+
+mod block;
+mod bytes;
+mod error;
+mod gguf;
+
+pub use block::{DType, dequantize};
+pub use error::FormatError;
+pub use gguf::{Array, Gguf, Tensor, TensorInfo, Value};
