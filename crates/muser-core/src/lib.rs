@@ -1,1 +1,12 @@
 //! The model as data: geometry, the plan, the device trait, sessions, sampling, the f32 reference.
+
+pub mod device;
+pub mod geometry;
+pub mod model;
+pub mod plan;
+pub mod strict;
+
+pub use device::{Device, DeviceError, DeviceInfo, Lane, Observer, Route, Row, SeqId};
+pub use geometry::{CacheSpec, DraftSpec, Geometry, KvType, LayerKind, RopePairs};
+pub use model::{Model, ModelError, TensorView};
+pub use plan::{Buf, Kind, Mask, Net, Op, Pass, Plan, Plans, Slot, Step};

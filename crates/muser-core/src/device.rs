@@ -1,0 +1,141 @@
+//! What a device is: it loads a model, keeps sequences, and runs passes over rows.
+
+use crate::plan::{Buf, Pass};
+use std::ops::Range;
+use thiserror::Error;
+
+/// Which arithmetic a device uses; chosen once for an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Lane {
+    /// The fastest that keeps quality.
+    #[default]
+    Serving,
+    /// The same bits on every device ([`crate::strict`]).
+    Strict,
+}
+
+/// A sequence's place on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId(pub u32);
+
+/// One row of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Token id (unused by [`Pass::Inject`]).
+    pub token: u32,
+    /// The row's sequence.
+    pub seq: SeqId,
+    /// The row's position in its sequence.
+    pub pos: u32,
+    /// Whether the row's logits are wanted.
+    pub logits: bool,
+    /// [`Pass::Inject`]: the row of [`Buf::Features`] to read, an index into the last target pass's rows.
+    pub feature: u32,
+}
+
+impl Row {
+    /// A row without logits.
+    pub fn new(seq: SeqId, pos: u32, token: u32) -> Self {
+        Row { token, seq, pos, logits: false, feature: 0 }
+    }
+    /// The same row, asking for logits.
+    pub fn with_logits(self) -> Self {
+        Row { logits: true, ..self }
+    }
+}
+
+/// What a device says of itself.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// `cpu`, `cuda`, `reference`.
+    pub kind: &'static str,
+    /// Model of the processor or card, instruction set, threads.
+    pub name: String,
+    /// Arithmetic.
+    pub lane: Lane,
+    /// Rows that one pass takes at most; also the room of a ring beyond its window.
+    pub max_rows: usize,
+    /// Bytes held for weights.
+    pub weight_bytes: u64,
+}
+
+/// One kernel of a compiled pass: a row of `muser kernels`.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// The plan's steps that the kernel serves, in order (several where it fuses).
+    pub steps: Range<usize>,
+    /// Kernel's name, `{what}-{dtype}-{isa}`.
+    pub kernel: String,
+    /// Library and lane, such as `muser-cpu S`.
+    pub library: &'static str,
+    /// Source file within the library's crate.
+    pub file: &'static str,
+    /// Each kernel that could have served, with its condition; the one marked true was taken.
+    pub ladder: Vec<(String, String, bool)>,
+}
+
+/// Watches a pass kernel by kernel; used by trace, receipts and verification.
+pub trait Observer {
+    /// Whether `after` will read buffers (a device may then have to wait for each kernel).
+    fn reads(&self) -> bool;
+    /// Called after the kernel that serves `steps`; `seconds` is the kernel's own time; `read` copies a buffer's rows out.
+    fn after(&mut self, steps: Range<usize>, seconds: f64, read: &mut dyn FnMut(Buf) -> Vec<f32>);
+}
+
+/// Why a device refused or failed.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// Memory that was needed is not there; computed before anything was allocated.
+    #[error("{what} needs {need} bytes and {have} are free; {mend}")]
+    #[allow(missing_docs)]
+    Memory { what: String, need: u64, have: u64, mend: String },
+    /// The device has no kernel for a step of the plan.
+    #[error("no kernel for step {step} ({why}) on {device}; {mend}")]
+    #[allow(missing_docs)]
+    NoKernel { step: String, why: String, device: String, mend: String },
+    /// A row that does not fit the sequence or the batch; a fault of the caller.
+    #[error("row {row}: {why}")]
+    #[allow(missing_docs)]
+    BadRow { row: usize, why: String },
+    /// An unknown sequence.
+    #[error("sequence {0} is not open on this device")]
+    NoSequence(u32),
+    /// A saved state that does not fit this device.
+    #[error("saved state: {0}")]
+    BadState(String),
+    /// A weight that the plan needs cannot be read.
+    #[error(transparent)]
+    Model(#[from] crate::model::ModelError),
+    /// The driver, the compiler or the hardware.
+    #[error("{0}")]
+    Backend(String),
+}
+
+/// A processor that holds one model (and its drafter) and any number of sequences.
+///
+/// Rows of one sequence stand together in a batch, in rising consecutive positions. A pass first stores K and V of all
+/// rows, then attends; a ring has `window + max_rows` rows, so nothing that a row still sees is overwritten. For the same
+/// reason a sequence may be continued from any earlier position within `max_rows` of its end: positions alone decide what
+/// is visible, so rolling back needs no call.
+pub trait Device: Send {
+    /// What this is.
+    fn info(&self) -> DeviceInfo;
+    /// Opens a sequence of at most `context` positions.
+    fn open(&mut self, context: usize) -> Result<SeqId, DeviceError>;
+    /// Frees a sequence; unknown ones are ignored.
+    fn close(&mut self, seq: SeqId);
+    /// Makes `to`'s state equal to the first `len` positions of `from`.
+    fn copy(&mut self, from: SeqId, to: SeqId, len: usize) -> Result<(), DeviceError>;
+    /// The state of the first `len` positions (for rings: what a row at `len` or later can see) as bytes.
+    fn save(&mut self, seq: SeqId, len: usize) -> Result<Vec<u8>, DeviceError>;
+    /// Restores what [`Device::save`] gave, on the same kind of device with the same model.
+    fn restore(&mut self, seq: SeqId, len: usize, state: &[u8]) -> Result<(), DeviceError>;
+    /// Runs a pass over `rows`.
+    fn run(&mut self, pass: Pass, rows: &[Row], observer: Option<&mut dyn Observer>) -> Result<(), DeviceError>;
+    /// Logits of the `index`-th row that asked for them in the last pass, `vocab` values.
+    fn logits(&mut self, index: usize) -> Result<&[f32], DeviceError>;
+    /// Index of the largest logit of each row that asked (the lowest index among equals).
+    fn best(&mut self) -> Result<Vec<u32>, DeviceError>;
+    /// The kernels that a pass over `rows` rows at depth `depth` runs, in order.
+    fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route>;
+}
