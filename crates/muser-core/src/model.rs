@@ -3,6 +3,7 @@
 mod gguf;
 mod synthetic;
 
+pub use gguf::{find_drafter, open};
 pub use synthetic::{QuantMix, Synthetic, muse_glimmer_30b, muse_glimmer_30b_drafter};
 
 use crate::geometry::{DraftSpec, Geometry};
@@ -23,10 +24,14 @@ pub struct TensorView<'a> {
     pub cols: usize,
     /// `rows * dtype.row_bytes(cols)` bytes.
     pub data: &'a [u8],
+    /// Factor on every output of the matrix, applied after the dot product; 1 except where an NVFP4 file keeps one
+    /// global scale a tensor (`NAME.scale`).
+    pub scale: f32,
 }
 
 impl TensorView<'_> {
     /// All values as f32, each operation of the block formula rounded once.
+    /// [`TensorView::scale`] is not among them.
     pub fn to_f32(&self) -> Result<Vec<f32>, ModelError> {
         let mut out = vec![0.0; self.rows * self.cols];
         muser_format::dequantize(self.dtype, self.data, &mut out)?;

@@ -146,7 +146,7 @@ impl Weights for Synthetic {
         let vector = |data: &'_ [u8], cols: usize| -> Option<(usize, usize)> { (data.len() >= cols * 4).then_some((1, cols)) };
         if let Some((dtype, rows, cols)) = self.shape(slot.kind, slot.layer as usize) {
             let data = self.pools.get(&(dtype, cols))?.get(..rows * dtype.row_bytes(cols)?)?;
-            return Some(TensorView { dtype, rows, cols, data });
+            return Some(TensorView { dtype, rows, cols, data, scale: 1.0 });
         }
         let g = &self.geometry;
         let (source, cols) = match (slot.kind, self.net) {
@@ -155,7 +155,7 @@ impl Weights for Synthetic {
             _ => (&self.ones, g.hidden),
         };
         let (rows, cols) = vector(source, cols)?;
-        Some(TensorView { dtype: DType::F32, rows, cols, data: &source[..cols * 4] })
+        Some(TensorView { dtype: DType::F32, rows, cols, data: &source[..cols * 4], scale: 1.0 })
     }
 }
 
