@@ -139,3 +139,49 @@ pub trait Device: Send {
     /// The kernels that a pass over `rows` rows at depth `depth` runs, in order.
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route>;
 }
+
+/// Checks a batch against the [`Device`] contract; every device calls it first. `context` gives an open sequence's length.
+pub fn check_rows(
+    model: &crate::Model,
+    pass: Pass,
+    rows: &[Row],
+    max_rows: usize,
+    context: impl Fn(SeqId) -> Option<usize>,
+) -> Result<(), DeviceError> {
+    let bad = |row: usize, why: String| Err(DeviceError::BadRow { row, why });
+    if rows.is_empty() || rows.len() > max_rows {
+        return bad(rows.len(), format!("a batch holds 1 to {max_rows} rows"));
+    }
+    let vocab = model.geometry().vocab;
+    for (i, row) in rows.iter().enumerate() {
+        let length = context(row.seq).ok_or(DeviceError::NoSequence(row.seq.0))?;
+        if row.pos as usize >= length {
+            return bad(i, format!("position {} is outside the sequence's {length}", row.pos));
+        }
+        if pass != Pass::Inject && row.token as usize >= vocab {
+            return bad(i, format!("token {} is outside the vocabulary of {vocab}", row.token));
+        }
+        if pass == Pass::Inject && row.feature as usize >= max_rows {
+            return bad(i, format!("feature row {} is outside a batch of {max_rows}", row.feature));
+        }
+        if i > 0 && rows[i - 1].seq == row.seq {
+            if rows[i - 1].pos + 1 != row.pos {
+                return bad(i, format!("position {} does not follow {}", row.pos, rows[i - 1].pos));
+            }
+        } else if rows[..i].iter().any(|r| r.seq == row.seq) {
+            return bad(i, "rows of one sequence must stand together".into());
+        }
+    }
+    Ok(())
+}
+
+/// Index of the largest value, the lowest among equals; NaN never wins.
+pub fn argmax(values: &[f32]) -> u32 {
+    let mut best = 0;
+    for (i, v) in values.iter().enumerate() {
+        if *v > values[best] || values[best].is_nan() {
+            best = i;
+        }
+    }
+    best as u32
+}

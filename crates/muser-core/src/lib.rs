@@ -3,6 +3,7 @@
 pub mod device;
 pub mod geometry;
 pub mod model;
+pub mod oracle;
 pub mod plan;
 pub mod strict;
 
