@@ -29,7 +29,8 @@ pub struct Row {
     pub pos: u32,
     /// Whether the row's logits are wanted.
     pub logits: bool,
-    /// [`Pass::Inject`]: the row of [`Buf::Features`] to read, an index into the last target pass's rows.
+    /// The row of [`Buf::Features`] that this row's captures are written to ([`Pass::Target`]) or read from
+    /// ([`Pass::Inject`]). Features have `2 * max_rows` rows and keep them until they are written again.
     pub feature: u32,
 }
 
@@ -161,8 +162,8 @@ pub fn check_rows(
         if pass != Pass::Inject && row.token as usize >= vocab {
             return bad(i, format!("token {} is outside the vocabulary of {vocab}", row.token));
         }
-        if pass == Pass::Inject && row.feature as usize >= max_rows {
-            return bad(i, format!("feature row {} is outside a batch of {max_rows}", row.feature));
+        if row.feature as usize >= 2 * max_rows {
+            return bad(i, format!("feature row {} is outside the {} that are kept", row.feature, 2 * max_rows));
         }
         if i > 0 && rows[i - 1].seq == row.seq {
             if rows[i - 1].pos + 1 != row.pos {

@@ -78,7 +78,7 @@ impl Reference {
                 self.bufs.insert(*to, out);
             }
             Op::Project { from, outs } => {
-                // A drafter's context rows are picked out of the features of the last target pass.
+                // A drafter's context rows are picked out of the captured features.
                 let picked = (*from == Buf::Features).then(|| {
                     let n = width(Buf::Features);
                     rows.iter().flat_map(|r| self.bufs[from][r.feature as usize * n..][..n].iter().copied()).collect()
@@ -146,9 +146,9 @@ impl Reference {
             Op::Capture { index } => {
                 let (n, all) = (width(Buf::X), width(Buf::Features));
                 let mut features = self.take(Buf::Features);
-                features.resize(rows.len() * all, 0.0);
-                for (x, f) in self.bufs[&Buf::X].chunks_exact(n).zip(features.chunks_exact_mut(all)) {
-                    f[index * n..(index + 1) * n].copy_from_slice(x);
+                features.resize(2 * self.max_rows * all, 0.0);
+                for (row, x) in rows.iter().zip(self.bufs[&Buf::X].chunks_exact(n)) {
+                    features[row.feature as usize * all + index * n..][..n].copy_from_slice(x);
                 }
                 self.bufs.insert(Buf::Features, features);
             }

@@ -74,7 +74,7 @@ pub enum Buf {
     P,
     /// SwiGLU activations, `ff`.
     F,
-    /// Captured target layers, concatenated: `target_layers.len() * hidden`. Survives until the next target pass.
+    /// Captured target layers, concatenated: `target_layers.len() * hidden`. Rows are those of [`crate::Row::feature`].
     Features,
     /// Logits of the rows that ask for them, in batch order, `vocab`.
     Logits,
@@ -108,7 +108,7 @@ pub enum Op {
     Gate,
     /// X = X + rms(P) * post (or X + P without a post-norm); H = rms(X) * next.
     Tail { post: Option<(Slot, f32)>, next: (Slot, f32) },
-    /// X -> columns `index * hidden ..` of Features.
+    /// X -> columns `index * hidden ..` of Features, each row at its [`crate::Row::feature`].
     Capture { index: usize },
     /// F = silu(gate x H) * (up x H).
     GateUp { gate: Slot, up: Slot },
@@ -136,7 +136,7 @@ pub struct Step {
 pub enum Pass {
     /// Tokens through the target: prefill, decode, a group, or verification of drafted rows.
     Target,
-    /// Features of the last target pass into the drafter's KV (`Row::feature` picks the row).
+    /// Captured features into the drafter's KV (`Row::feature` picks the row).
     Inject,
     /// A drafter's block: anchor and masks to draft logits.
     Draft,
