@@ -1,0 +1,241 @@
+//! The engine: one device, any number of sessions, passes shared among them.
+
+mod decode;
+mod state;
+
+use crate::adapt::Pace;
+use crate::device::{Device, DeviceError, DeviceInfo, Row};
+use crate::model::Model;
+use crate::plan::Pass;
+use crate::sample::{SampleError, Sampled, Sampler, SamplerOptions};
+use crate::session::{Drafting, Flow, Session};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use thiserror::Error;
+
+pub use decode::{Active, StepStats};
+
+/// Why a step did not happen.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The device refused or failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Sampling failed: bad options, no token allowed, or logits that are not numbers.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// The session is full.
+    #[error("the context of {context} tokens is full: {used} are used and {wanted} more were given; shorten the prompt or give a larger context")]
+    #[allow(missing_docs)]
+    ContextFull { context: usize, used: usize, wanted: usize },
+    /// A call that does not fit the session's state.
+    #[error("{0}")]
+    Misuse(&'static str),
+    /// A saved session that cannot be used here.
+    #[error("saved session: {0}")]
+    BadState(String),
+}
+
+/// Whether sessions draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftMode {
+    /// Never.
+    Off,
+    /// Block length chosen by measured cost and acceptance.
+    Auto,
+    /// Always this many drafted rows (for tests and measurements).
+    Fixed(usize),
+}
+
+/// Rows that a session may leave uninjected while its drafting is parked: the drafter's context weights are then read
+/// once for all of them.
+const PARKED_ROWS: usize = 16;
+
+/// One device with its model.
+pub struct Engine {
+    device: Box<dyn Device>,
+    model: Arc<Model>,
+    draft: DraftMode,
+    info: DeviceInfo,
+    /// Feature rows beyond a batch's own, free for parked sessions.
+    free_features: Vec<u32>,
+}
+
+impl Engine {
+    /// `draft` is ignored by models without a drafter.
+    pub fn new(device: Box<dyn Device>, model: Arc<Model>, draft: DraftMode) -> Self {
+        let info = device.info();
+        let draft = if model.plans.draft.is_some() { draft } else { DraftMode::Off };
+        let free_features = (info.max_rows as u32..2 * info.max_rows as u32).collect();
+        Engine { device, model, draft, info, free_features }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// What the device says of itself.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// The device, for traces, receipts and the conformance suite.
+    pub fn device(&mut self) -> &mut dyn Device {
+        self.device.as_mut()
+    }
+
+    /// How sessions draft.
+    pub fn draft_mode(&self) -> DraftMode {
+        self.draft
+    }
+
+    /// Opens a session of at most `context` tokens (0 or more than the model's: the model's own context).
+    pub fn session(&mut self, context: usize, options: SamplerOptions) -> Result<Session, EngineError> {
+        let most = self.model.geometry().context;
+        let context = if context == 0 { most } else { context.min(most) };
+        let sampler = Sampler::new(options, self.model.geometry().vocab)?;
+        let seq = self.device.open(context)?;
+        let drafting = self.drafting();
+        Ok(Session {
+            seq,
+            context,
+            tokens: vec![],
+            waiting: VecDeque::new(),
+            forced: VecDeque::new(),
+            high: 0,
+            sampler,
+            constraint: None,
+            drafting,
+        })
+    }
+
+    fn drafting(&self) -> Option<Drafting> {
+        let most = self.model.plans.draft.as_ref()?.spec.block - 1;
+        let pace = match self.draft {
+            DraftMode::Off => return None,
+            DraftMode::Auto => Pace::auto(most),
+            DraftMode::Fixed(rows) => Pace::fixed(rows.min(most)),
+        };
+        Some(Drafting { injected: 0, parked: vec![], pace })
+    }
+
+    /// Frees a session's place on the device.
+    pub fn close(&mut self, session: Session) {
+        self.device.close(session.seq);
+        self.free_features.extend(session.drafting.into_iter().flat_map(|d| d.parked));
+    }
+
+    /// Computes up to `rows` waiting tokens. When none is left, samples the first new token, hands it to `sink` and keeps
+    /// it waiting for [`Engine::step`]. Returns how many tokens still wait as prompt.
+    pub fn prefill(
+        &mut self,
+        session: &mut Session,
+        rows: usize,
+        sink: &mut dyn FnMut(&Sampled) -> Flow,
+    ) -> Result<usize, EngineError> {
+        if session.waiting.is_empty() {
+            return Err(EngineError::Misuse("prefill needs at least one token"));
+        }
+        let (used, wanted) = (session.tokens.len(), session.waiting.len());
+        if used + wanted > session.context {
+            return Err(EngineError::ContextFull { context: session.context, used, wanted });
+        }
+        let n = rows.clamp(1, self.info.max_rows).min(wanted);
+        let last = n == wanted;
+        let row = |i: usize, token: u32| Row {
+            logits: last && i + 1 == n,
+            feature: i as u32,
+            ..Row::new(session.seq, (used + i) as u32, token)
+        };
+        let batch: Vec<Row> = session.waiting.iter().take(n).enumerate().map(|(i, t)| row(i, *t)).collect();
+        self.flush_parked(session)?;
+        self.device.run(Pass::Target, &batch, None)?;
+        session.high = session.high.max(used + n);
+        if session.drafting.is_some() {
+            self.device.run(Pass::Inject, &batch, None)?;
+        }
+        session.tokens.extend(session.waiting.drain(..n));
+        if let Some(drafting) = session.drafting.as_mut() {
+            drafting.injected = session.tokens.len();
+        }
+        if last {
+            let sampled = session.choose(self.device.logits(0)?)?;
+            session.waiting.push_back(sampled.token);
+            if let Flow::Force(tokens) = sink(&sampled) {
+                session.forced.extend(tokens);
+            }
+        }
+        Ok(if last { 0 } else { session.waiting.len() })
+    }
+
+    /// Drops what stands after the first `len` tokens, waiting ones too. False if a ring no longer holds what a row at
+    /// `len` would see; the session is then unchanged.
+    pub fn rewind(&mut self, session: &mut Session, len: usize) -> bool {
+        if len > session.tokens.len() || !self.can_rewind(session, len) {
+            return false;
+        }
+        session.tokens.truncate(len);
+        session.waiting.clear();
+        session.forced.clear();
+        session.sampler.set_history(&session.tokens);
+        if let Some(drafting) = session.drafting.as_mut() {
+            let keep = len.saturating_sub(drafting.injected).min(drafting.parked.len());
+            self.free_features.extend(drafting.parked.drain(keep..));
+            drafting.injected = drafting.injected.min(len);
+        }
+        true
+    }
+
+    /// Whether [`Engine::rewind`] to `len` would succeed: a ring of window + max_rows rows still holds every position that a row at `len` sees.
+    pub fn can_rewind(&self, session: &Session, len: usize) -> bool {
+        let room = self.info.max_rows;
+        let kept = |window: usize| session.high <= window + room || len + room >= session.high;
+        len == 0 || self.model.plans.caches.iter().filter_map(|c| c.window).all(kept)
+    }
+
+    /// Logits of every position of `tokens` on a fresh sequence, computed `chunk` rows at a time.
+    pub fn logits(
+        &mut self,
+        tokens: &[u32],
+        chunk: usize,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), EngineError> {
+        let seq = self.device.open(tokens.len().max(1))?;
+        let result = self.logits_on(seq, tokens, chunk.clamp(1, self.info.max_rows), sink);
+        self.device.close(seq);
+        result
+    }
+
+    fn logits_on(
+        &mut self,
+        seq: crate::SeqId,
+        tokens: &[u32],
+        chunk: usize,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), EngineError> {
+        for (c, part) in tokens.chunks(chunk).enumerate() {
+            let first = c * chunk;
+            let row = |(i, t): (usize, &u32)| Row::new(seq, (first + i) as u32, *t).with_logits();
+            self.device.run(Pass::Target, &part.iter().enumerate().map(row).collect::<Vec<_>>(), None)?;
+            for i in 0..part.len() {
+                sink(first + i, self.device.logits(i)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Injects what a parked session has kept back.
+    fn flush_parked(&mut self, session: &mut Session) -> Result<(), EngineError> {
+        let Some(drafting) = session.drafting.as_mut().filter(|d| !d.parked.is_empty()) else { return Ok(()) };
+        let row = |(i, feature): (usize, &u32)| Row {
+            feature: *feature,
+            ..Row::new(session.seq, (drafting.injected + i) as u32, 0)
+        };
+        let rows: Vec<Row> = drafting.parked.iter().enumerate().map(row).collect();
+        self.device.run(Pass::Inject, &rows, None)?;
+        drafting.injected += rows.len();
+        self.free_features.append(&mut drafting.parked);
+        Ok(())
+    }
+}

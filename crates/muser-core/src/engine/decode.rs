@@ -1,0 +1,179 @@
+//! One decode step of a group: drafts where they pay, one target pass for all rows, acceptance, injection.
+
+use super::{Engine, EngineError, PARKED_ROWS};
+use crate::device::Row;
+use crate::plan::Pass;
+use crate::sample::Sampled;
+use crate::session::{Flow, Session};
+use std::time::Instant;
+
+/// A session in a step, with the receiver of its tokens.
+pub struct Active<'a> {
+    /// The session; exactly one token waits in it.
+    pub session: &'a mut Session,
+    /// Called for each new token, in order.
+    pub sink: &'a mut dyn FnMut(&Sampled) -> Flow,
+}
+
+/// What one session gained in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepStats {
+    /// Rows that the drafter proposed.
+    pub drafted: usize,
+    /// Proposed rows that the target confirmed.
+    pub accepted: usize,
+    /// Tokens handed to the sink.
+    pub tokens: usize,
+    /// The sink asked to stop.
+    pub stopped: bool,
+}
+
+impl Engine {
+    /// Decodes at least one token for each session of the group, several where drafts are confirmed.
+    pub fn step(&mut self, group: &mut [Active<'_>]) -> Result<Vec<StepStats>, EngineError> {
+        for active in group.iter() {
+            let s = &active.session;
+            if s.waiting.len() != 1 {
+                return Err(EngineError::Misuse("a session in a group has exactly one waiting token: prefill it first"));
+            }
+            if s.tokens.len() >= s.context {
+                return Err(EngineError::ContextFull { context: s.context, used: s.tokens.len(), wanted: 1 });
+            }
+        }
+        let drafts = self.draft(group)?;
+        let (rows, starts) = self.verification_rows(group, &drafts);
+
+        let start = Instant::now();
+        self.device.run(Pass::Target, &rows, None)?;
+        let greedy = group.iter().all(|a| a.session.plain_greedy());
+        let best = if greedy { self.device.best()? } else { vec![] };
+        let seconds = start.elapsed().as_secs_f64();
+
+        let mut all = vec![];
+        let mut inject = vec![];
+        for ((active, draft), first) in group.iter_mut().zip(&drafts).zip(starts) {
+            let best = if greedy { &best[first..first + draft.len() + 1] } else { &[][..] };
+            active.session.high = active.session.high.max(active.session.tokens.len() + draft.len() + 1);
+            let stats = self.accept(active, draft, first, best)?;
+            if let Some(drafting) = active.session.drafting.as_mut() {
+                drafting.pace.verified(rows.len(), seconds, stats.drafted, stats.accepted);
+            }
+            self.keep_features(active.session, &rows[first..=first + stats.accepted], &mut inject);
+            all.push(stats);
+        }
+        if !inject.is_empty() {
+            self.device.run(Pass::Inject, &inject, None)?;
+        }
+        Ok(all)
+    }
+
+    /// Drafted tokens of each session; empty where drafting is off, parked or has no room.
+    fn draft(&mut self, group: &mut [Active<'_>]) -> Result<Vec<Vec<u32>>, EngineError> {
+        let Some(spec) = self.model.plans.draft.as_ref().map(|d| d.spec.clone()) else {
+            return Ok(vec![vec![]; group.len()]);
+        };
+        let share = self.info.max_rows / group.len().max(1);
+        let mut rows = vec![];
+        let mut counts = vec![];
+        for active in group.iter_mut() {
+            let room = active.session.context - active.session.tokens.len() - 1;
+            let most = room.min(share.saturating_sub(1)).min(spec.block - 1);
+            let wanted = active.session.drafting.as_mut().map_or(0, |d| d.pace.rows());
+            let count = wanted.min(most);
+            if count > 0 {
+                self.flush_parked(active.session)?;
+                let s = &active.session;
+                let anchor = s.tokens.len();
+                rows.push(Row::new(s.seq, anchor as u32, s.waiting[0]));
+                rows.extend((1..=count).map(|i| Row::new(s.seq, (anchor + i) as u32, spec.mask_token).with_logits()));
+            }
+            counts.push(count);
+        }
+        if rows.is_empty() {
+            return Ok(vec![vec![]; group.len()]);
+        }
+        let start = Instant::now();
+        self.device.run(Pass::Draft, &rows, None)?;
+        let mut best = self.device.best()?.into_iter();
+        let seconds = start.elapsed().as_secs_f64();
+        for (active, count) in group.iter_mut().zip(&counts) {
+            // The masks' keys stand in the drafter's ring until real features replace them.
+            if let Some(drafting) = active.session.drafting.as_mut().filter(|_| *count > 0) {
+                drafting.pace.drafted(rows.len(), seconds);
+            }
+        }
+        Ok(counts.iter().map(|count| best.by_ref().take(*count).collect()).collect())
+    }
+
+    /// Rows of the target pass, and where each session's rows begin.
+    fn verification_rows(&mut self, group: &mut [Active<'_>], drafts: &[Vec<u32>]) -> (Vec<Row>, Vec<usize>) {
+        let mut rows: Vec<Row> = vec![];
+        let mut starts = vec![];
+        for (active, draft) in group.iter_mut().zip(drafts) {
+            starts.push(rows.len());
+            let s = &active.session;
+            for (i, token) in s.waiting.iter().chain(draft).enumerate() {
+                let feature = rows.len() as u32;
+                rows.push(Row { feature, ..Row::new(s.seq, (s.tokens.len() + i) as u32, *token).with_logits() });
+            }
+            // A plain row of a parked session keeps its features until enough of them wait.
+            let parks = draft.is_empty() && s.drafting.as_ref().is_some_and(|d| d.parked.len() < PARKED_ROWS);
+            if parks && let (Some(row), Some(feature)) = (rows.last_mut(), self.free_features.pop()) {
+                row.feature = feature;
+            }
+        }
+        (rows, starts)
+    }
+
+    /// Takes tokens while they equal the drafted ones: sampling each row with the session's own sampler makes the output's
+    /// law the target's, and with the strict lane its very tokens.
+    fn accept(
+        &mut self,
+        active: &mut Active<'_>,
+        draft: &[u32],
+        first: usize,
+        best: &[u32],
+    ) -> Result<StepStats, EngineError> {
+        let session = &mut *active.session;
+        let mut stats = StepStats { drafted: draft.len(), ..StepStats::default() };
+        let waiting = session.waiting.pop_front();
+        session.tokens.extend(waiting);
+        for i in 0..=draft.len() {
+            // Forced tokens may have been asked for since the device chose.
+            let sampled = match best.get(i).filter(|_| session.plain_greedy()) {
+                Some(token) => session.take(Sampled::greedy(*token))?,
+                None => session.choose(self.device.logits(first + i)?)?,
+            };
+            stats.tokens += 1;
+            let flow = (active.sink)(&sampled);
+            if let Flow::Force(tokens) = &flow {
+                session.forced.extend(tokens);
+            }
+            stats.stopped = flow == Flow::Stop;
+            let confirmed = draft.get(i) == Some(&sampled.token);
+            if stats.stopped || !confirmed {
+                session.waiting.push_back(sampled.token);
+                break;
+            }
+            session.tokens.push(sampled.token);
+            stats.accepted += 1;
+        }
+        Ok(stats)
+    }
+
+    /// Decides for a session's confirmed rows whether their features are injected now or wait.
+    fn keep_features(&mut self, session: &mut Session, rows: &[Row], inject: &mut Vec<Row>) {
+        let Some(drafting) = session.drafting.as_mut() else { return };
+        match rows {
+            [row] if row.feature as usize >= self.info.max_rows => drafting.parked.push(row.feature),
+            _ => {
+                let first = drafting.injected as u32;
+                let parked = drafting.parked.iter().enumerate();
+                inject.extend(parked.map(|(i, f)| Row { feature: *f, ..Row::new(session.seq, first + i as u32, 0) }));
+                inject.extend(rows);
+                self.free_features.append(&mut drafting.parked);
+                drafting.injected = session.tokens.len();
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! One conversation's state: what stands in the caches, what waits to be computed, and how the next token is chosen.
+
+use crate::adapt::Pace;
+use crate::device::SeqId;
+use crate::sample::{SampleError, Sampled, Sampler, TokenMask};
+use std::collections::VecDeque;
+
+/// Allows tokens step by step: a grammar, a schema, a forced tool call.
+pub trait Constraint: Send {
+    /// Tokens that may come next; `None` leaves every token free.
+    fn mask(&mut self) -> Result<Option<&TokenMask>, SampleError>;
+    /// Moves past a token that was chosen.
+    fn accept(&mut self, token: u32) -> Result<(), SampleError>;
+}
+
+/// What the receiver of a token wants next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Go on.
+    Continue,
+    /// This was the last token: nothing after it is sampled, and the session's state ends with it.
+    Stop,
+    /// Go on, but the next tokens are these instead of sampled ones (the end of a reasoning budget, say).
+    Force(Vec<u32>),
+}
+
+/// A sequence on the engine's device with its sampler. Made by [`crate::Engine::session`], freed by [`crate::Engine::close`].
+pub struct Session {
+    pub(crate) seq: SeqId,
+    pub(crate) context: usize,
+    /// Tokens whose keys and values are stored, in order.
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens that wait for the next pass: a prompt, or the one token sampled last.
+    pub(crate) waiting: VecDeque<u32>,
+    /// Tokens that replace sampling.
+    pub(crate) forced: VecDeque<u32>,
+    /// One past the highest position that was ever written: decides how far back a ring still holds rows.
+    pub(crate) high: usize,
+    pub(crate) sampler: Sampler,
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    pub(crate) drafting: Option<Drafting>,
+}
+
+/// The drafter's side of a session.
+pub(crate) struct Drafting {
+    /// Positions whose features are in the drafter's caches: `0..injected`.
+    pub injected: usize,
+    /// Feature rows of the positions `injected..tokens.len()` that were captured while drafting was parked.
+    pub parked: Vec<u32>,
+    /// Chooses the block length by measured cost and acceptance.
+    pub pace: Pace,
+}
+
+impl Session {
+    /// Tokens in the caches.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Tokens that wait for the next pass.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Positions that are left, counting waiting tokens as used.
+    pub fn room(&self) -> usize {
+        self.context.saturating_sub(self.tokens.len() + self.waiting.len())
+    }
+
+    /// Longest length of the session.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Adds tokens to be computed by the next prefill.
+    pub fn push(&mut self, tokens: &[u32]) {
+        self.waiting.extend(tokens);
+        tokens.iter().for_each(|token| self.sampler.accept(*token));
+    }
+
+    /// The sampler, to replace its options between turns or to look at its state.
+    pub fn sampler(&mut self) -> &mut Sampler {
+        &mut self.sampler
+    }
+
+    /// Sets or removes what constrains the coming tokens.
+    pub fn constrain(&mut self, constraint: Option<Box<dyn Constraint>>) {
+        self.constraint = constraint;
+    }
+
+    /// Whether drafts may be tried for this session.
+    pub fn drafts(&self) -> bool {
+        self.drafting.is_some()
+    }
+
+    /// The logits that a row must give up for the next token; `logits` are the target's after all earlier tokens.
+    pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
+        if let Some(token) = self.forced.pop_front() {
+            let sampled = self.sampler.forced(token, logits)?;
+            return self.take(sampled);
+        }
+        let mask = match self.constraint.as_mut() {
+            Some(constraint) => constraint.mask()?,
+            None => None,
+        };
+        let sampled = self.sampler.sample(logits, mask)?;
+        self.take(sampled)
+    }
+
+    /// Records a chosen token in the sampler's history and in the constraint.
+    pub(crate) fn take(&mut self, sampled: Sampled) -> Result<Sampled, SampleError> {
+        self.sampler.accept(sampled.token);
+        if let Some(constraint) = self.constraint.as_mut() {
+            constraint.accept(sampled.token)?;
+        }
+        Ok(sampled)
+    }
+
+    /// Whether the next token is the plain argmax, so that the device may choose it.
+    pub(crate) fn plain_greedy(&self) -> bool {
+        self.forced.is_empty() && self.constraint.is_none() && self.sampler.plain_greedy()
+    }
+}
