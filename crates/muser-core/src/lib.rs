@@ -1,11 +1,13 @@
 //! The model as data: geometry, the plan, the device trait, sessions, sampling, the f32 reference.
 
+pub mod compare;
 pub mod device;
 pub mod engine;
 pub mod geometry;
 pub mod model;
 pub mod oracle;
 pub mod plan;
+pub mod receipt;
 pub mod session;
 pub mod strict;
 
