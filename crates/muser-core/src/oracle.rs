@@ -57,7 +57,8 @@ impl Reference {
     }
 
     fn step(&mut self, pass: Pass, op: &Op, rows: &[Row]) -> Result<(), DeviceError> {
-        let width = |buf| self.model.plans.width(pass, buf);
+        let model = self.model.clone();
+        let width = |buf| model.plans.width(pass, buf);
         match op {
             Op::Embed { table, norm_eps } => {
                 let (table, n) = (self.model.tensor(*table)?, width(Buf::X));

@@ -89,7 +89,8 @@ pub enum Mask {
     Block,
 }
 
-/// One operation, with all that a device must know of it.
+/// One operation, with all that a device must know of it; each variant says what its fields do.
+#[allow(missing_docs)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// token -> X: the table's row, then (target) RMS norm without weight.

@@ -123,8 +123,9 @@ pub fn dequant_goldens(make: Make, name: &str, exact: Exactness, kl_factor: f64)
     let mut device = make(model(&format!("gguf/{name}.gguf"), None));
     let goldens = Arrays::open(&format!("goldens/llamacpp-{name}.safetensors"));
     let vocab = 1024;
+    let chunk = device.info().max_rows.min(64);
     for (prompt, tokens) in prompts() {
-        let (seq, logits) = prefill(device.as_mut(), &tokens, 64.min(device.info().max_rows));
+        let (seq, logits) = prefill(device.as_mut(), &tokens, chunk);
         let want = goldens.get(&format!("{prompt}.dequant.last"));
         let apart = max_difference(&want, &logits[logits.len() - vocab..]);
         assert!(apart <= exact.reference, "{name} {prompt}: {apart} from the dequantised weights");

@@ -225,7 +225,7 @@ fn target_layers(keys: &Keys<'_>, target: &Geometry) -> Result<Vec<usize>, Model
     let Some(Value::Array(array)) = keys.file.get(key) else {
         return Err(keys.bad(key, "is missing or not an array; convert the drafter again with a current converter"));
     };
-    let inputs: Vec<u64> = array.to_u64().ok_or_else(|| keys.bad(key, "must hold whole numbers"))?;
+    let inputs: Vec<u64> = array.to_u64s().ok_or_else(|| keys.bad(key, "must hold whole numbers"))?;
     let (first, last) = (1, target.layers.len() as u64);
     if inputs.is_empty() || inputs.len() > 64 || inputs.windows(2).any(|w| w[0] >= w[1]) {
         return Err(keys.bad(key, "must hold 1 to 64 rising layer numbers"));

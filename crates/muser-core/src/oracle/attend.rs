@@ -22,16 +22,17 @@ pub fn visible(mask: Mask, window: Option<usize>, row: &Row, rows: &[Row]) -> Ra
 pub fn attend(q: &[f32], cache: &Cache, spec: &CacheSpec, visible: Range<u32>, scale: f32) -> Vec<f32> {
     let (hd, heads) = (spec.head_dim, q.len() / spec.head_dim);
     let group = heads / spec.kv_heads;
+    let keys: Vec<&[f32]> = visible.clone().map(|pos| cache.key(pos)).collect();
+    let values: Vec<&[f32]> = visible.map(|pos| cache.value(pos)).collect();
     let mut out = Vec::with_capacity(q.len());
     for (h, q) in q.chunks_exact(hd).enumerate() {
         let at = (h / group) * hd;
-        let keys = visible.clone().map(|pos| &cache.key(pos)[at..at + hd]);
-        let scores: Vec<f32> = keys.map(|k| strict::dot(q, k) * scale).collect();
+        let scores: Vec<f32> = keys.iter().map(|k| strict::dot(q, &k[at..at + hd]) * scale).collect();
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weights: Vec<f32> = scores.iter().map(|s| strict::exp(s - max)).collect();
         let total = strict::sum(weights.iter().copied());
         for d in 0..hd {
-            let column: Vec<f32> = visible.clone().map(|pos| cache.value(pos)[at + d]).collect();
+            let column: Vec<f32> = values.iter().map(|v| v[at + d]).collect();
             out.push(strict::dot(&weights, &column) / total);
         }
     }
