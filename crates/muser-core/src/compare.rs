@@ -69,7 +69,10 @@ pub fn first_difference(
     for (c, part) in tokens.chunks(chunk.max(1)).enumerate() {
         let first = c * chunk.max(1);
         let batch = |seq| -> Vec<Row> {
-            let row = |(i, t): (usize, &u32)| Row { feature: i as u32, ..Row::new(seq, (first + i) as u32, *t).with_logits() };
+            let row = |(i, t): (usize, &u32)| Row {
+                feature: i as u32,
+                ..Row::new(seq, (first + i) as u32, *t).with_logits()
+            };
             part.iter().enumerate().map(row).collect()
         };
         let mut one = Recorder { model, pass: Pass::Target, record: Record::default() };
@@ -92,7 +95,11 @@ fn compare(model: &Model, a: &Record, b: &Record, first: usize, tolerance: f32) 
         for ((buf, x), (_, y)) in ours.iter().zip(theirs) {
             let width = model.plans.width(Pass::Target, *buf).max(1);
             let differs = |(x, y): (&f32, &f32)| {
-                if tolerance == 0.0 { x.to_bits() != y.to_bits() } else { !((x - y).abs() <= tolerance) }
+                if tolerance == 0.0 {
+                    x.to_bits() != y.to_bits()
+                } else {
+                    (x - y).abs() > tolerance || x.is_nan() != y.is_nan()
+                }
             };
             let missing = (x.len() != y.len()).then_some(x.len().min(y.len()));
             if let Some(at) = x.iter().zip(y).position(differs).or(missing) {

@@ -132,7 +132,12 @@ pub trait Device: Send {
     /// Restores what [`Device::save`] gave, on the same kind of device with the same model.
     fn restore(&mut self, seq: SeqId, len: usize, state: &[u8]) -> Result<(), DeviceError>;
     /// Runs a pass over `rows`.
-    fn run(&mut self, pass: Pass, rows: &[Row], observer: Option<&mut dyn Observer>) -> Result<(), DeviceError>;
+    fn run(
+        &mut self,
+        pass: Pass,
+        rows: &[Row],
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<(), DeviceError>;
     /// Logits of the `index`-th row that asked for them in the last pass, `vocab` values.
     fn logits(&mut self, index: usize) -> Result<&[f32], DeviceError>;
     /// Index of the largest logit of each row that asked (the lowest index among equals).
@@ -163,7 +168,10 @@ pub fn check_rows(
             return bad(i, format!("token {} is outside the vocabulary of {vocab}", row.token));
         }
         if row.feature as usize >= 2 * max_rows {
-            return bad(i, format!("feature row {} is outside the {} that are kept", row.feature, 2 * max_rows));
+            return bad(
+                i,
+                format!("feature row {} is outside the {} that are kept", row.feature, 2 * max_rows),
+            );
         }
         if i > 0 && rows[i - 1].seq == row.seq {
             if rows[i - 1].pos + 1 != row.pos {

@@ -28,7 +28,15 @@ pub struct Reference {
 impl Reference {
     /// `kv` is [`KvType::F16`] (the strict contract) or [`KvType::F32`].
     pub fn new(model: Arc<Model>, kv: KvType, max_rows: usize) -> Self {
-        Reference { model, kv, max_rows, sequences: HashMap::new(), next: 0, bufs: HashMap::new(), logit_rows: 0 }
+        Reference {
+            model,
+            kv,
+            max_rows,
+            sequences: HashMap::new(),
+            next: 0,
+            bufs: HashMap::new(),
+            logit_rows: 0,
+        }
     }
 
     /// `weight` (row-major, dequantised row by row) times every row of `input`.
@@ -82,10 +90,13 @@ impl Reference {
                 // A drafter's context rows are picked out of the captured features.
                 let picked = (*from == Buf::Features).then(|| {
                     let n = width(Buf::Features);
-                    rows.iter().flat_map(|r| self.bufs[from][r.feature as usize * n..][..n].iter().copied()).collect()
+                    rows.iter()
+                        .flat_map(|r| self.bufs[from][r.feature as usize * n..][..n].iter().copied())
+                        .collect()
                 });
                 let input: &[f32] = picked.as_ref().unwrap_or_else(|| &self.bufs[from]);
-                let results = outs.iter().map(|(w, _)| self.multiply(*w, input)).collect::<Result<Vec<_>, _>>()?;
+                let results =
+                    outs.iter().map(|(w, _)| self.multiply(*w, input)).collect::<Result<Vec<_>, _>>()?;
                 for ((_, buf), result) in outs.iter().zip(results) {
                     self.bufs.insert(*buf, result);
                 }
@@ -98,7 +109,9 @@ impl Reference {
                     if let Some(pairs) = rope {
                         let theta = self.model.plans.get(pass).map_or(0.0, |p| p.geometry.rope_theta);
                         for (row, heads) in rows.iter().zip(data.chunks_exact_mut(width)) {
-                            heads.chunks_exact_mut(weight.len()).for_each(|head| rotate(head, row.pos, *pairs, theta));
+                            heads
+                                .chunks_exact_mut(weight.len())
+                                .for_each(|head| rotate(head, row.pos, *pairs, theta));
                         }
                     }
                     self.bufs.insert(buf, data);
@@ -108,7 +121,8 @@ impl Reference {
                 let (k, v) = (self.take(Buf::K), self.take(Buf::V));
                 let n = width(Buf::K);
                 for (i, row) in rows.iter().enumerate() {
-                    let sequence = self.sequences.get_mut(&row.seq).ok_or(DeviceError::NoSequence(row.seq.0))?;
+                    let sequence =
+                        self.sequences.get_mut(&row.seq).ok_or(DeviceError::NoSequence(row.seq.0))?;
                     sequence.caches[*cache].store(row.pos, &k[i * n..][..n], &v[i * n..][..n]);
                 }
                 self.bufs.insert(Buf::K, k);
@@ -160,7 +174,8 @@ impl Reference {
             }
             Op::Head { weight } => {
                 let n = width(Buf::H);
-                let wanted = rows.iter().zip(self.bufs[&Buf::H].chunks_exact(n)).filter(|(row, _)| row.logits);
+                let wanted =
+                    rows.iter().zip(self.bufs[&Buf::H].chunks_exact(n)).filter(|(row, _)| row.logits);
                 let h: Vec<f32> = wanted.flat_map(|(_, h)| h.iter().copied()).collect();
                 let logits = self.multiply(*weight, &h)?;
                 self.logit_rows = h.len() / n;
@@ -239,8 +254,11 @@ impl Device for Reference {
         mut observer: Option<&mut dyn Observer>,
     ) -> Result<(), DeviceError> {
         let model = self.model.clone();
-        crate::device::check_rows(&model, pass, rows, self.max_rows, |seq| self.sequences.get(&seq).map(|s| s.context))?;
-        let plan = model.plans.get(pass).ok_or_else(|| DeviceError::Backend("this model has no drafter".into()))?;
+        crate::device::check_rows(&model, pass, rows, self.max_rows, |seq| {
+            self.sequences.get(&seq).map(|s| s.context)
+        })?;
+        let plan =
+            model.plans.get(pass).ok_or_else(|| DeviceError::Backend("this model has no drafter".into()))?;
         for (i, step) in plan.steps.iter().enumerate() {
             let start = Instant::now();
             self.step(pass, &step.op, rows)?;

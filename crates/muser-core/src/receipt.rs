@@ -49,7 +49,8 @@ impl Residuals {
         let mut layer = None;
         let mut ends = vec![None; model.plans.target.steps.len()];
         for (i, step) in model.plans.target.steps.iter().enumerate() {
-            let ends_layer = matches!(step.op, Op::Tail { .. }) && step.stage == "ffn" && layer != Some(step.layer);
+            let ends_layer =
+                matches!(step.op, Op::Tail { .. }) && step.stage == "ffn" && layer != Some(step.layer);
             if matches!(step.op, Op::Embed { .. }) || ends_layer {
                 layer = Some(step.layer);
                 ends[i] = Some(hashes.len());
@@ -74,13 +75,21 @@ impl Observer for Residuals {
 }
 
 /// Runs `tokens` on a new sequence, `chunk` rows at a time, and digests logits and residuals.
-pub fn receipt(model: &Model, device: &mut dyn Device, tokens: &[u32], chunk: usize) -> Result<Receipt, DeviceError> {
+pub fn receipt(
+    model: &Model,
+    device: &mut dyn Device,
+    tokens: &[u32],
+    chunk: usize,
+) -> Result<Receipt, DeviceError> {
     let seq = device.open(tokens.len())?;
     let mut residuals = Residuals::new(model);
     let mut logits = vec![];
     for (c, part) in tokens.chunks(chunk.max(1)).enumerate() {
         let first = c * chunk.max(1);
-        let row = |(i, t): (usize, &u32)| Row { feature: i as u32, ..Row::new(seq, (first + i) as u32, *t).with_logits() };
+        let row = |(i, t): (usize, &u32)| Row {
+            feature: i as u32,
+            ..Row::new(seq, (first + i) as u32, *t).with_logits()
+        };
         let rows: Vec<Row> = part.iter().enumerate().map(row).collect();
         device.run(Pass::Target, &rows, Some(&mut residuals))?;
         for i in 0..rows.len() {

@@ -42,9 +42,11 @@ impl Arrays {
             safetensors::Dtype::F32 => {
                 t.data().chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect()
             }
-            safetensors::Dtype::F16 => {
-                t.data().chunks_exact(2).map(|c| half::f16::from_le_bytes(c.try_into().unwrap()).to_f32()).collect()
-            }
+            safetensors::Dtype::F16 => t
+                .data()
+                .chunks_exact(2)
+                .map(|c| half::f16::from_le_bytes(c.try_into().unwrap()).to_f32())
+                .collect(),
             other => panic!("{name} is {other:?}"),
         }
     }

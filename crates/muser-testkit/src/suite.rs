@@ -69,7 +69,8 @@ pub fn chunking(make: Make, target: &str, exact: Exactness) {
 pub fn groups(make: Make, target: &str, exact: Exactness) {
     let mut device = make(model(target, None));
     let prompts = prompts();
-    let alone: Vec<Vec<f32>> = prompts.iter().map(|(_, p)| prefill(device.as_mut(), &p[..24], 24).1).collect();
+    let alone: Vec<Vec<f32>> =
+        prompts.iter().map(|(_, p)| prefill(device.as_mut(), &p[..24], 24).1).collect();
     let seqs: Vec<SeqId> = prompts.iter().map(|_| device.open(64).unwrap()).collect();
     let vocab = alone[0].len() / 24;
     for pos in 0..24 {
@@ -90,7 +91,9 @@ pub fn groups(make: Make, target: &str, exact: Exactness) {
 pub fn state(make: Make, target: &str, exact: Exactness) {
     let mut device = make(model(target, None));
     let (_, tokens) = &prompts()[2];
-    let step = |device: &mut dyn Device, seq, pos: usize| run(device, Pass::Target, &rows(seq, pos, &tokens[pos..pos + 1]));
+    let step = |device: &mut dyn Device, seq, pos: usize| {
+        run(device, Pass::Target, &rows(seq, pos, &tokens[pos..pos + 1]))
+    };
     for len in [1, 31, 32, 33, 64, 65, 200] {
         let (seq, _) = prefill(device.as_mut(), &tokens[..len], 16);
         let saved = device.save(seq, len).unwrap();
@@ -176,10 +179,14 @@ pub fn residuals(make: Make, target: &str, goldens: &str, tolerance: f32) {
     let seq = device.open(64).unwrap();
     // Every second tail ends a layer.
     let tails: Vec<usize> = (0..model.plans.target.steps.len())
-        .filter(|i| matches!(model.plans.target.steps[*i].op, Op::Tail { .. }) && model.plans.target.steps[*i].stage == "ffn")
+        .filter(|i| {
+            matches!(model.plans.target.steps[*i].op, Op::Tail { .. })
+                && model.plans.target.steps[*i].stage == "ffn"
+        })
         .collect();
-    let mut watch =
-        Watch::new(&model, Pass::Target, Buf::X, |op, i| matches!(op, Op::Embed { .. }) || tails.contains(&i));
+    let mut watch = Watch::new(&model, Pass::Target, Buf::X, |op, i| {
+        matches!(op, Op::Embed { .. }) || tails.contains(&i)
+    });
     device.run(Pass::Target, &rows(seq, 0, tokens), Some(&mut watch)).unwrap();
     let goldens = Arrays::open(goldens);
     let layers = model.geometry().layers.len();

@@ -58,7 +58,10 @@ impl Keys<'_> {
         let key = format!("{}.{name}", self.prefix);
         let value = self.file.u64(&key)? as usize;
         if value == 0 || value > max {
-            return Err(self.bad(&key, format!("{value} is outside 1..={max}; the file is damaged or not of this architecture")));
+            return Err(self.bad(
+                &key,
+                format!("{value} is outside 1..={max}; the file is damaged or not of this architecture"),
+            ));
         }
         Ok(value)
     }
@@ -77,7 +80,8 @@ impl Keys<'_> {
 
     fn need_float(&self, name: &str) -> Result<f32, ModelError> {
         let key = format!("{}.{name}", self.prefix);
-        self.float(name)?.ok_or_else(|| self.bad(&key, "is missing; convert the file with a current converter"))
+        self.float(name)?
+            .ok_or_else(|| self.bad(&key, "is missing; convert the file with a current converter"))
     }
 
     /// Bool array (Meta's files) or, for targets, one number (Unsloth's): every n-th layer counted back from the last is full.
@@ -94,7 +98,7 @@ impl Keys<'_> {
             }
             Some(_) if number_allowed => match self.file.u64(&key)? as usize {
                 0 => Err(self.bad(&key, "a period of 0 names no full layer")),
-                n => Ok((0..layers).map(|i| kind((layers - 1 - i) % n != 0)).collect()),
+                n => Ok((0..layers).map(|i| kind(!(layers - 1 - i).is_multiple_of(n))).collect()),
             },
             Some(_) => Err(self.bad(&key, "must be an array of booleans, one a layer")),
         }
@@ -106,10 +110,15 @@ impl Keys<'_> {
             return Ok(());
         }
         let mend = match (found, self.prefix) {
-            ("dflash", _) => "this is a drafter: give it with --draft and name the target with -m".to_string(),
+            ("dflash", _) => {
+                "this is a drafter: give it with --draft and name the target with -m".to_string()
+            }
             ("muse-glimmer", _) => "this is a target: name it with -m".to_string(),
             ("clip", _) => "this is a vision projector; muser reads text models".to_string(),
-            ("dflash-draft", _) => "the file was made by an old converter: convert the drafter again, to architecture dflash".to_string(),
+            ("dflash-draft", _) => {
+                "the file was made by an old converter: convert the drafter again, to architecture dflash"
+                    .to_string()
+            }
             _ => "choose a Muse Glimmer GGUF".to_string(),
         };
         Err(ModelError::Architecture {
@@ -123,16 +132,21 @@ impl Keys<'_> {
     /// What targets and drafters share. Bounds keep every product of two sizes far from overflow.
     fn geometry(&self, pattern_number: bool) -> Result<Geometry, ModelError> {
         let layers = self.size("block_count", 4096)?;
-        let (heads, kv_heads) = (self.size("attention.head_count", 1 << 14)?, self.size("attention.head_count_kv", 1 << 14)?);
+        let (heads, kv_heads) =
+            (self.size("attention.head_count", 1 << 14)?, self.size("attention.head_count_kv", 1 << 14)?);
         let head_dim = self.size("attention.key_length", 1 << 12)?;
         if heads % kv_heads != 0 {
             let key = format!("{}.attention.head_count_kv", self.prefix);
-            return Err(self.bad(&key, format!("{heads} query heads do not divide among {kv_heads} KV heads")));
+            return Err(
+                self.bad(&key, format!("{heads} query heads do not divide among {kv_heads} KV heads"))
+            );
         }
         let value_dim = self.size("attention.value_length", 1 << 12)?;
         if head_dim % 2 != 0 || value_dim != head_dim {
             let key = format!("{}.attention.value_length", self.prefix);
-            return Err(self.bad(&key, format!("{value_dim} must equal the key length {head_dim}, an even number")));
+            return Err(
+                self.bad(&key, format!("{value_dim} must equal the key length {head_dim}, an even number"))
+            );
         }
         Ok(Geometry {
             layers: self.pattern(layers, pattern_number)?,
@@ -212,9 +226,13 @@ fn open_drafter(path: &Path, target: &Geometry, target_file: &Gguf) -> Result<Dr
     }
     let mask_token = file.u64("tokenizer.ggml.mask_token_id")?;
     if mask_token >= target.vocab as u64 {
-        return Err(keys.bad("tokenizer.ggml.mask_token_id", format!("{mask_token} is outside the target's {} tokens", target.vocab)));
+        return Err(keys.bad(
+            "tokenizer.ggml.mask_token_id",
+            format!("{mask_token} is outside the target's {} tokens", target.vocab),
+        ));
     }
-    let spec = DraftSpec { block, mask_token: mask_token as u32, target_layers: target_layers(&keys, target)? };
+    let spec =
+        DraftSpec { block, mask_token: mask_token as u32, target_layers: target_layers(&keys, target)? };
     let weights = GgufWeights::new(file.clone(), Net::Draft, &g)?;
     Ok((g, spec, Box::new(weights)))
 }
@@ -223,7 +241,9 @@ fn open_drafter(path: &Path, target: &Geometry, target_file: &Gguf) -> Result<Dr
 fn target_layers(keys: &Keys<'_>, target: &Geometry) -> Result<Vec<usize>, ModelError> {
     let key = "dflash.target_layers";
     let Some(Value::Array(array)) = keys.file.get(key) else {
-        return Err(keys.bad(key, "is missing or not an array; convert the drafter again with a current converter"));
+        return Err(
+            keys.bad(key, "is missing or not an array; convert the drafter again with a current converter")
+        );
     };
     let inputs: Vec<u64> = array.to_u64s().ok_or_else(|| keys.bad(key, "must hold whole numbers"))?;
     let (first, last) = (1, target.layers.len() as u64);
@@ -311,7 +331,13 @@ impl GgufWeights {
         let start: usize = self.fused[..part].iter().sum();
         let rows = self.fused[part];
         let data = tensor.data.get(start * bytes..(start + rows) * bytes)?;
-        Some(TensorView { dtype: tensor.info.dtype, rows, cols: tensor.cols(), data, scale: self.scale(&name) })
+        Some(TensorView {
+            dtype: tensor.info.dtype,
+            rows,
+            cols: tensor.cols(),
+            data,
+            scale: self.scale(&name),
+        })
     }
 }
 
@@ -320,7 +346,13 @@ impl Weights for GgufWeights {
         let name = slot.to_string();
         if let Some(t) = self.file.tensor(&name) {
             let scale = self.scale(&name);
-            return Some(TensorView { dtype: t.info.dtype, rows: t.rows(), cols: t.cols(), data: t.data, scale });
+            return Some(TensorView {
+                dtype: t.info.dtype,
+                rows: t.rows(),
+                cols: t.cols(),
+                data: t.data,
+                scale,
+            });
         }
         let constant = |data| {
             let cols = self.ones.len() / 4;

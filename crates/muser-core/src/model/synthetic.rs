@@ -42,7 +42,7 @@ pub fn muse_glimmer_30b(layers: usize) -> Geometry {
     Geometry {
         // A full layer is every fourth, counted back from the last.
         layers: (0..layers)
-            .map(|i| if (layers - 1 - i) % 4 == 0 { LayerKind::Full } else { LayerKind::Local })
+            .map(|i| if (layers - 1 - i).is_multiple_of(4) { LayerKind::Full } else { LayerKind::Local })
             .collect(),
         hidden: 6656,
         ff: 19968,
@@ -143,7 +143,9 @@ const MATRICES: [Kind; 11] = [
 
 impl Weights for Synthetic {
     fn get(&self, slot: Slot) -> Option<TensorView<'_>> {
-        let vector = |data: &'_ [u8], cols: usize| -> Option<(usize, usize)> { (data.len() >= cols * 4).then_some((1, cols)) };
+        let vector = |data: &'_ [u8], cols: usize| -> Option<(usize, usize)> {
+            (data.len() >= cols * 4).then_some((1, cols))
+        };
         if let Some((dtype, rows, cols)) = self.shape(slot.kind, slot.layer as usize) {
             let data = self.pools.get(&(dtype, cols))?.get(..rows * dtype.row_bytes(cols)?)?;
             return Some(TensorView { dtype, rows, cols, data, scale: 1.0 });
@@ -167,7 +169,9 @@ fn pool(dtype: DType, cols: usize, bytes: usize, random: &mut SplitMix) -> Vec<u
     let mut unit = vec![0u8; (blocks * size).min(bytes.next_multiple_of(size))];
     unit.chunks_mut(8).for_each(|c| c.copy_from_slice(&random.next().to_le_bytes()[..c.len()]));
     let std = 1.0 / (cols as f32).sqrt();
-    let f16_at = |block: &mut [u8], at: usize, v: f32| block[at..at + 2].copy_from_slice(&f16::from_f32(v).to_le_bytes());
+    let f16_at = |block: &mut [u8], at: usize, v: f32| {
+        block[at..at + 2].copy_from_slice(&f16::from_f32(v).to_le_bytes())
+    };
     for block in unit.chunks_exact_mut(size) {
         match dtype {
             DType::F32 => block.copy_from_slice(&(random.unit() * std * 3.4).to_le_bytes()),
@@ -213,7 +217,8 @@ fn pool(dtype: DType, cols: usize, bytes: usize, random: &mut SplitMix) -> Vec<u
             DType::Iq1M => {
                 let bits = f16::from_f32(std / 8.0).to_bits();
                 for i in 0..4 {
-                    block[size - 7 + 2 * i] = (block[size - 7 + 2 * i] & 0x0f) | (((bits >> (4 * i)) as u8 & 15) << 4);
+                    block[size - 7 + 2 * i] =
+                        (block[size - 7 + 2 * i] & 0x0f) | (((bits >> (4 * i)) as u8 & 15) << 4);
                 }
             }
             _ => f16_at(block, 0, std / 64.0),

@@ -77,7 +77,8 @@ impl Sequence {
     }
 
     pub fn restore(&mut self, len: usize, state: &[u8]) -> Result<(), DeviceError> {
-        let bad = || DeviceError::BadState("it is truncated or of another model; prefill the prompt again".into());
+        let bad =
+            || DeviceError::BadState("it is truncated or of another model; prefill the prompt again".into());
         let mut words = state.chunks_exact(4).map(|c| [c[0], c[1], c[2], c[3]]);
         let mut restored = vec![];
         for cache in &self.caches {
@@ -85,7 +86,9 @@ impl Sequence {
             let mut rows = BTreeMap::new();
             for _ in 0..count {
                 let pos = u32::from_le_bytes(words.next().ok_or_else(bad)?);
-                let mut row = || (0..cache.width).map(|_| words.next().map(f32::from_le_bytes)).collect::<Option<Vec<_>>>();
+                let mut row = || {
+                    (0..cache.width).map(|_| words.next().map(f32::from_le_bytes)).collect::<Option<Vec<_>>>()
+                };
                 let (k, v) = (row().ok_or_else(bad)?, row().ok_or_else(bad)?);
                 if pos as usize >= len {
                     return Err(bad());

@@ -30,7 +30,11 @@ pub(super) fn inject(g: &Geometry, first_cache: usize) -> Plan {
         let kv = vec![(draft(i, AttnK), Buf::K), (draft(i, AttnV), Buf::V)];
         row(Some(i), "draft.context-k+v", Op::Project { from: Buf::H, outs: kv });
         let rope = Some(g.rope_pairs);
-        row(Some(i), "draft.k-norm+rope", Op::QkNormRope { q_norm: None, k_norm: draft(i, AttnKNorm), eps, rope });
+        row(
+            Some(i),
+            "draft.k-norm+rope",
+            Op::QkNormRope { q_norm: None, k_norm: draft(i, AttnKNorm), eps, rope },
+        );
         row(Some(i), "draft.kv-store", Op::Store { cache: first_cache + i });
     }
     Plan { pass: Pass::Inject, geometry: g.clone(), steps }
@@ -54,7 +58,11 @@ pub(super) fn block(g: &Geometry, first_cache: usize) -> Plan {
         let qkv = vec![(w(AttnQ), Buf::Q), (w(AttnK), Buf::K), (w(AttnV), Buf::V)];
         let rope = Some(g.rope_pairs);
         row(Some(i), "draft.attn.q+k+v", Op::Project { from: Buf::H, outs: qkv });
-        row(Some(i), "draft.qk-norm+rope", Op::QkNormRope { q_norm: Some(w(AttnQNorm)), k_norm: w(AttnKNorm), eps, rope });
+        row(
+            Some(i),
+            "draft.qk-norm+rope",
+            Op::QkNormRope { q_norm: Some(w(AttnQNorm)), k_norm: w(AttnKNorm), eps, rope },
+        );
         row(Some(i), "draft.kv-store", Op::Store { cache: first_cache + i });
         row(Some(i), "draft.attend", Op::Attend { cache: first_cache + i, mask: Mask::Block });
         row(Some(i), "draft.attn.output", Op::Project { from: Buf::A, outs: vec![(w(AttnOutput), Buf::P)] });

@@ -33,15 +33,35 @@ pub(super) fn plan(g: &Geometry, captures: &[usize]) -> Plan {
         };
         let qkvg = vec![(w(AttnQ), Buf::Q), (w(AttnK), Buf::K), (w(AttnV), Buf::V), (w(AttnGate), Buf::G)];
         if i == 0 {
-            row(at, "attention", "attn.norm", Op::Norm { from: Buf::X, weight: w(AttnNorm), eps, to: Buf::H });
+            row(
+                at,
+                "attention",
+                "attn.norm",
+                Op::Norm { from: Buf::X, weight: w(AttnNorm), eps, to: Buf::H },
+            );
         }
         row(at, "attention", "attn.q+k+v+gate", Op::Project { from: Buf::H, outs: qkvg });
-        row(at, "attention", "attn.qk-norm+rope", Op::QkNormRope { q_norm: Some(w(AttnQNorm)), k_norm: w(AttnKNorm), eps, rope });
+        row(
+            at,
+            "attention",
+            "attn.qk-norm+rope",
+            Op::QkNormRope { q_norm: Some(w(AttnQNorm)), k_norm: w(AttnKNorm), eps, rope },
+        );
         row(at, "attention", "attn.kv-store", Op::Store { cache: i });
         row(at, "attention", "attn.attend", Op::Attend { cache: i, mask: Mask::Causal });
         row(at, "attention", "attn.gate", Op::Gate);
-        row(at, "attention", "attn.output", Op::Project { from: Buf::A, outs: vec![(w(AttnOutput), Buf::P)] });
-        row(at, "attention", "attn.tail", Op::Tail { post: Some((w(PostAttnNorm), post)), next: (w(FfnNorm), eps) });
+        row(
+            at,
+            "attention",
+            "attn.output",
+            Op::Project { from: Buf::A, outs: vec![(w(AttnOutput), Buf::P)] },
+        );
+        row(
+            at,
+            "attention",
+            "attn.tail",
+            Op::Tail { post: Some((w(PostAttnNorm), post)), next: (w(FfnNorm), eps) },
+        );
         row(at, "ffn", "ffn.gate+up+silu", Op::GateUp { gate: w(FfnGate), up: w(FfnUp) });
         row(at, "ffn", "ffn.down", Op::Project { from: Buf::F, outs: vec![(w(FfnDown), Buf::P)] });
         row(at, "ffn", "ffn.tail", Op::Tail { post: Some((w(PostFfnNorm), post)), next: (next, eps) });
