@@ -17,12 +17,23 @@ pub enum FormatError {
         source: io::Error,
     },
     /// Writing failed.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
+    #[error("cannot write the GGUF file: {0}")]
+    Write(#[source] io::Error),
+    /// Something that can't stand in a GGUF file, or data in another order than the table's.
+    #[error("cannot write {what}: {problem}")]
+    Unwritable {
+        /// The key or tensor.
+        what: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A safetensors file or its index is unsound.
+    #[error("{file}: {problem}")]
+    Safetensors {
         /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
+        file: String,
+        /// What is wrong, and the mend.
+        problem: String,
     },
     /// The first four bytes are not "GGUF".
     #[error(

@@ -1,4 +1,4 @@
-//! Reading GGUF files.
+//! GGUF files: opening, looking things up, and (in `write`) writing.
 
 mod cursor;
 mod metadata;
@@ -6,11 +6,13 @@ mod names;
 mod parse;
 mod split;
 mod value;
+mod write;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 pub use value::{Array, Value};
+pub use write::{GgufData, GgufWriter};
 
 use crate::bytes::Bytes;
 use crate::{DType, FormatError};

@@ -9,7 +9,9 @@ mod block;
 mod bytes;
 mod error;
 mod gguf;
+mod safetensors;
 
 pub use block::{DType, dequantize};
 pub use error::FormatError;
-pub use gguf::{Array, Gguf, Tensor, TensorInfo, Value};
+pub use gguf::{Array, Gguf, GgufData, GgufWriter, Tensor, TensorInfo, Value};
+pub use safetensors::{SafeDtype, SafeTensor, Safetensors};

@@ -5,7 +5,7 @@ use std::fmt::Arguments;
 use crate::FormatError;
 
 /// Longest name of a key or a tensor, by the GGUF specification.
-const MAX_NAME: usize = 65_535;
+pub(super) const MAX_NAME: usize = 65_535;
 
 pub(super) struct Cursor<'a> {
     file: &'a str,

@@ -7,6 +7,7 @@ use std::fmt::Arguments;
 
 use super::cursor::Cursor;
 use super::metadata::Metadata;
+use super::value::ValueType;
 use super::{Array, TensorInfo, Value};
 use crate::{DType, FormatError};
 
@@ -97,8 +98,8 @@ fn tensor(
     let name = cursor.name(format_args!("name of tensor {number} of {count}"))?;
     let refuse = |problem: String| FormatError::Tensor { file: file.into(), tensor: name.into(), problem };
     let dim_count = cursor.u32(format_args!("dimension count of tensor {name:?}"))?;
-    if !(1..=MAX_DIMS).contains(&dim_count) {
-        return Err(refuse(format!("it has {dim_count} dimensions; 1 to {MAX_DIMS} are possible")));
+    if dim_count > MAX_DIMS {
+        return Err(refuse(dim_count_problem(dim_count as usize)));
     }
     let mut dims = Vec::with_capacity(dim_count as usize);
     for _ in 0..dim_count {
@@ -113,6 +114,10 @@ fn tensor(
     Ok(TensorInfo { name: name.to_owned(), dtype, dims, shard, offset, bytes })
 }
 
+fn dim_count_problem(count: usize) -> String {
+    format!("it has {count} dimensions; 1 to {MAX_DIMS} are possible")
+}
+
 /// Length of a tensor's data, or what is wrong with its shape.
 pub(super) fn data_bytes(dtype: DType, dims: &[u64]) -> Result<u64, String> {
     if dims.contains(&0) {
@@ -120,8 +125,11 @@ pub(super) fn data_bytes(dtype: DType, dims: &[u64]) -> Result<u64, String> {
     }
     let too_large = || format!("its shape {dims:?} is too large for {} data", dtype.name());
     let [cols, outer @ ..] = dims else {
-        return Err("it has no dimensions".into());
+        return Err(dim_count_problem(0));
     };
+    if dims.len() > MAX_DIMS as usize {
+        return Err(dim_count_problem(dims.len()));
+    }
     let cols = usize::try_from(*cols).map_err(|_| too_large())?;
     if !cols.is_multiple_of(dtype.block_len()) {
         let (name, block) = (dtype.name(), dtype.block_len());
@@ -188,45 +196,42 @@ fn place(
 /// A type number and a value of that type.
 fn value(cursor: &mut Cursor<'_>, key: &str) -> Result<Value, FormatError> {
     let what = format_args!("metadata key {key:?}");
-    let id = cursor.u32(what)?;
-    Ok(match id {
-        0 => Value::U8(u8::from_le_bytes(cursor.array(what)?)),
-        1 => Value::I8(i8::from_le_bytes(cursor.array(what)?)),
-        2 => Value::U16(u16::from_le_bytes(cursor.array(what)?)),
-        3 => Value::I16(i16::from_le_bytes(cursor.array(what)?)),
-        4 => Value::U32(u32::from_le_bytes(cursor.array(what)?)),
-        5 => Value::I32(i32::from_le_bytes(cursor.array(what)?)),
-        6 => Value::F32(f32::from_le_bytes(cursor.array(what)?)),
-        7 => {
+    Ok(match value_type(cursor, what)? {
+        ValueType::U8 => Value::U8(u8::from_le_bytes(cursor.array(what)?)),
+        ValueType::I8 => Value::I8(i8::from_le_bytes(cursor.array(what)?)),
+        ValueType::U16 => Value::U16(u16::from_le_bytes(cursor.array(what)?)),
+        ValueType::I16 => Value::I16(i16::from_le_bytes(cursor.array(what)?)),
+        ValueType::U32 => Value::U32(u32::from_le_bytes(cursor.array(what)?)),
+        ValueType::I32 => Value::I32(i32::from_le_bytes(cursor.array(what)?)),
+        ValueType::F32 => Value::F32(f32::from_le_bytes(cursor.array(what)?)),
+        ValueType::Bool => {
             let byte = cursor.array(what)?;
             Value::Bool(bool_of(cursor, byte, what)?)
         }
-        8 => Value::Str(cursor.str(what)?.to_owned()),
-        9 => Value::Array(array(cursor, key)?),
-        10 => Value::U64(u64::from_le_bytes(cursor.array(what)?)),
-        11 => Value::I64(i64::from_le_bytes(cursor.array(what)?)),
-        12 => Value::F64(f64::from_le_bytes(cursor.array(what)?)),
-        _ => return Err(unknown_type(cursor, id, what)),
+        ValueType::Str => Value::Str(cursor.str(what)?.to_owned()),
+        ValueType::Array => Value::Array(array(cursor, key)?),
+        ValueType::U64 => Value::U64(u64::from_le_bytes(cursor.array(what)?)),
+        ValueType::I64 => Value::I64(i64::from_le_bytes(cursor.array(what)?)),
+        ValueType::F64 => Value::F64(f64::from_le_bytes(cursor.array(what)?)),
     })
 }
 
 /// An element type, a count and as many elements.
 fn array(cursor: &mut Cursor<'_>, key: &str) -> Result<Array, FormatError> {
     let what = format_args!("metadata key {key:?}");
-    let id = cursor.u32(what)?;
-    Ok(match id {
-        0 => Array::U8(items(cursor, u8::from_le_bytes, what)?),
-        1 => Array::I8(items(cursor, i8::from_le_bytes, what)?),
-        2 => Array::U16(items(cursor, u16::from_le_bytes, what)?),
-        3 => Array::I16(items(cursor, i16::from_le_bytes, what)?),
-        4 => Array::U32(items(cursor, u32::from_le_bytes, what)?),
-        5 => Array::I32(items(cursor, i32::from_le_bytes, what)?),
-        6 => Array::F32(items(cursor, f32::from_le_bytes, what)?),
-        7 => {
+    Ok(match value_type(cursor, what)? {
+        ValueType::U8 => Array::U8(items(cursor, u8::from_le_bytes, what)?),
+        ValueType::I8 => Array::I8(items(cursor, i8::from_le_bytes, what)?),
+        ValueType::U16 => Array::U16(items(cursor, u16::from_le_bytes, what)?),
+        ValueType::I16 => Array::I16(items(cursor, i16::from_le_bytes, what)?),
+        ValueType::U32 => Array::U32(items(cursor, u32::from_le_bytes, what)?),
+        ValueType::I32 => Array::I32(items(cursor, i32::from_le_bytes, what)?),
+        ValueType::F32 => Array::F32(items(cursor, f32::from_le_bytes, what)?),
+        ValueType::Bool => {
             let bytes = items(cursor, |byte: [u8; 1]| byte, what)?;
             Array::Bool(bytes.into_iter().map(|byte| bool_of(cursor, byte, what)).collect::<Result<_, _>>()?)
         }
-        8 => {
+        ValueType::Str => {
             let count = cursor.count(8, what)?;
             let mut strings = Vec::with_capacity(count);
             for number in 0..count {
@@ -234,11 +239,12 @@ fn array(cursor: &mut Cursor<'_>, key: &str) -> Result<Array, FormatError> {
             }
             Array::Str(strings)
         }
-        9 => return Err(cursor.invalid(what, "it is an array of arrays, which no known key is")),
-        10 => Array::U64(items(cursor, u64::from_le_bytes, what)?),
-        11 => Array::I64(items(cursor, i64::from_le_bytes, what)?),
-        12 => Array::F64(items(cursor, f64::from_le_bytes, what)?),
-        _ => return Err(unknown_type(cursor, id, what)),
+        ValueType::Array => {
+            return Err(cursor.invalid(what, "it is an array of arrays, which no known key is"));
+        }
+        ValueType::U64 => Array::U64(items(cursor, u64::from_le_bytes, what)?),
+        ValueType::I64 => Array::I64(items(cursor, i64::from_le_bytes, what)?),
+        ValueType::F64 => Array::F64(items(cursor, f64::from_le_bytes, what)?),
     })
 }
 
@@ -265,6 +271,9 @@ fn bool_of(cursor: &Cursor<'_>, byte: [u8; 1], what: Arguments<'_>) -> Result<bo
     }
 }
 
-fn unknown_type(cursor: &Cursor<'_>, id: u32, what: Arguments<'_>) -> FormatError {
-    cursor.invalid(what, format!("value type {id} is unknown (before offset {})", cursor.at()))
+fn value_type(cursor: &mut Cursor<'_>, what: Arguments<'_>) -> Result<ValueType, FormatError> {
+    let at = cursor.at();
+    let id = cursor.u32(what)?;
+    ValueType::from_id(id)
+        .ok_or_else(|| cursor.invalid(what, format!("value type {id} at offset {at} is unknown")))
 }

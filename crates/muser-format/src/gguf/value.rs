@@ -37,6 +37,69 @@ pub enum Array {
     Str(Vec<String>),
 }
 
+/// The types a value can have, with their numbers in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum ValueType {
+    U8 = 0,
+    I8 = 1,
+    U16 = 2,
+    I16 = 3,
+    U32 = 4,
+    I32 = 5,
+    F32 = 6,
+    Bool = 7,
+    Str = 8,
+    Array = 9,
+    U64 = 10,
+    I64 = 11,
+    F64 = 12,
+}
+
+impl ValueType {
+    const ALL: [Self; 13] = [
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::U32,
+        Self::I32,
+        Self::F32,
+        Self::Bool,
+        Self::Str,
+        Self::Array,
+        Self::U64,
+        Self::I64,
+        Self::F64,
+    ];
+
+    pub(super) fn from_id(id: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.id() == id)
+    }
+
+    pub(super) fn id(self) -> u32 {
+        self as u32
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::U16 => "u16",
+            Self::I16 => "i16",
+            Self::U32 => "u32",
+            Self::I32 => "i32",
+            Self::U64 => "u64",
+            Self::I64 => "i64",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::Bool => "bool",
+            Self::Str => "string",
+            Self::Array => "array",
+        }
+    }
+}
+
 /// Runs one expression for whichever vector an array holds.
 macro_rules! any_array {
     ($array:expr, $items:ident => $body:expr) => {
@@ -61,19 +124,26 @@ impl Value {
     /// What it is, for messages: `u32`, `array of 52 bool`.
     pub fn type_name(&self) -> String {
         match self {
-            Self::U8(_) => "u8".into(),
-            Self::I8(_) => "i8".into(),
-            Self::U16(_) => "u16".into(),
-            Self::I16(_) => "i16".into(),
-            Self::U32(_) => "u32".into(),
-            Self::I32(_) => "i32".into(),
-            Self::U64(_) => "u64".into(),
-            Self::I64(_) => "i64".into(),
-            Self::F32(_) => "f32".into(),
-            Self::F64(_) => "f64".into(),
-            Self::Bool(_) => "bool".into(),
-            Self::Str(_) => "string".into(),
-            Self::Array(array) => format!("array of {} {}", array.len(), array.element_name()),
+            Self::Array(array) => format!("array of {} {}", array.len(), array.element_type().name()),
+            other => other.value_type().name().into(),
+        }
+    }
+
+    pub(super) fn value_type(&self) -> ValueType {
+        match self {
+            Self::U8(_) => ValueType::U8,
+            Self::I8(_) => ValueType::I8,
+            Self::U16(_) => ValueType::U16,
+            Self::I16(_) => ValueType::I16,
+            Self::U32(_) => ValueType::U32,
+            Self::I32(_) => ValueType::I32,
+            Self::U64(_) => ValueType::U64,
+            Self::I64(_) => ValueType::I64,
+            Self::F32(_) => ValueType::F32,
+            Self::F64(_) => ValueType::F64,
+            Self::Bool(_) => ValueType::Bool,
+            Self::Str(_) => ValueType::Str,
+            Self::Array(_) => ValueType::Array,
         }
     }
 
@@ -142,21 +212,20 @@ impl Array {
         self.len() == 0
     }
 
-    /// Type of an element, for messages.
-    pub fn element_name(&self) -> &'static str {
+    pub(super) fn element_type(&self) -> ValueType {
         match self {
-            Self::U8(_) => "u8",
-            Self::I8(_) => "i8",
-            Self::U16(_) => "u16",
-            Self::I16(_) => "i16",
-            Self::U32(_) => "u32",
-            Self::I32(_) => "i32",
-            Self::U64(_) => "u64",
-            Self::I64(_) => "i64",
-            Self::F32(_) => "f32",
-            Self::F64(_) => "f64",
-            Self::Bool(_) => "bool",
-            Self::Str(_) => "string",
+            Self::U8(_) => ValueType::U8,
+            Self::I8(_) => ValueType::I8,
+            Self::U16(_) => ValueType::U16,
+            Self::I16(_) => ValueType::I16,
+            Self::U32(_) => ValueType::U32,
+            Self::I32(_) => ValueType::I32,
+            Self::U64(_) => ValueType::U64,
+            Self::I64(_) => ValueType::I64,
+            Self::F32(_) => ValueType::F32,
+            Self::F64(_) => ValueType::F64,
+            Self::Bool(_) => ValueType::Bool,
+            Self::Str(_) => ValueType::Str,
         }
     }
 
