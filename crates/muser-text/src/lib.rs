@@ -1,1 +1,26 @@
 //! Tokenizer, chat template, and the parser of channels and tool calls.
+
+mod split;
+pub mod tokenizer;
+
+pub use tokenizer::{Detokenizer, Specials, Tokenizer, Vocab};
+
+use muser_format::FormatError;
+use thiserror::Error;
+
+/// What is wrong with a vocabulary, a template or what it is given.
+#[derive(Debug, Error)]
+pub enum TextError {
+    /// The model file.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The tokenizer's tables.
+    #[error("the file's tokenizer: {0}")]
+    Vocabulary(String),
+    /// The chat template refused its input or is broken.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// Messages or tools of a request.
+    #[error("{0}")]
+    Messages(String),
+}

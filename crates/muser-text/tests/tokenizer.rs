@@ -1,0 +1,147 @@
+//! The tokenizer against tiktoken with Llama 4's ranks, and against Hugging Face's tokenizers.
+#![allow(clippy::unwrap_used)]
+
+use muser_text::{Specials, Tokenizer, Vocab};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
+}
+
+fn lines(name: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(fixture(name)).unwrap();
+    text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+fn ids(v: &Value) -> Vec<u32> {
+    v.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+}
+
+/// GPT-2's printable alphabet, written down a second time.
+fn printable(bytes: &[u8]) -> String {
+    let mut table = vec!['\0'; 256];
+    let mut extra = 0x100;
+    for b in 0..256u32 {
+        let itself = (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
+        table[b as usize] = char::from_u32(if itself { b } else { extra }).unwrap();
+        extra += u32::from(!itself);
+    }
+    bytes.iter().map(|b| table[*b as usize]).collect()
+}
+
+fn base64(text: &str) -> Vec<u8> {
+    let value = |c: u8| match c {
+        b'A'..=b'Z' => c - b'A',
+        b'a'..=b'z' => c - b'a' + 26,
+        b'0'..=b'9' => c - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let bits = text.bytes().filter(|c| *c != b'=').fold((vec![], 0u32, 0), |(mut out, acc, n), c| {
+        let (acc, n) = (acc << 6 | u32::from(value(c)), n + 6);
+        if n >= 8 {
+            out.push((acc >> (n - 8)) as u8);
+            (out, acc & ((1 << (n - 8)) - 1), n - 8)
+        } else {
+            (out, acc, n)
+        }
+    });
+    bits.0
+}
+
+/// The release's tokenizer as far as the fixtures can see it: rank = id, and every split of a token into two tokens merges.
+fn llama4() -> Tokenizer {
+    let ranks = std::fs::read_to_string(fixture("tokenizer/ranks-subset.tiktoken")).unwrap();
+    let ranks: Vec<(Vec<u8>, u32)> = ranks
+        .lines()
+        .map(|l| l.split_once(' ').map(|(t, r)| (base64(t), r.parse().unwrap())).unwrap())
+        .collect();
+    let known: HashMap<&[u8], u32> = ranks.iter().map(|(t, r)| (&t[..], *r)).collect();
+    let specials: HashMap<String, u32> =
+        serde_json::from_slice(&std::fs::read(fixture("tokenizer/specials.json")).unwrap()).unwrap();
+    let size = specials.values().chain(known.values()).max().unwrap() + 1;
+    let mut vocab = Vocab { pre: "llama4".into(), ..Vocab::default() };
+    vocab.tokens = (0..size).map(|i| format!("unused {i}")).collect();
+    vocab.types = vec![5; size as usize];
+    for (token, rank) in &ranks {
+        vocab.tokens[*rank as usize] = printable(token);
+        vocab.types[*rank as usize] = 1;
+        let splits = (1..token.len()).map(|at| token.split_at(at));
+        let known = splits.filter(|(l, r)| known.contains_key(l) && known.contains_key(r));
+        vocab.merges.extend(known.map(|(l, r)| format!("{} {}", printable(l), printable(r))));
+    }
+    for (text, id) in &specials {
+        vocab.tokens[*id as usize] = text.clone();
+        vocab.types[*id as usize] = 3;
+    }
+    Tokenizer::new(vocab).unwrap()
+}
+
+fn gguf(path: PathBuf) -> Tokenizer {
+    Tokenizer::new(Vocab::from_gguf(&muser_format::Gguf::open(&path).unwrap()).unwrap()).unwrap()
+}
+
+#[test]
+fn the_release_is_tiktoken() {
+    let tokenizer = llama4();
+    for case in lines("tokenizer/full.jsonl") {
+        let text = case["text"].as_str().unwrap();
+        assert_eq!(tokenizer.encode(text, Specials::Parse), ids(&case["ids"]), "{text:?}");
+        assert_eq!(
+            tokenizer.encode(text, Specials::Plain),
+            ids(&case["ids_plain"]),
+            "{text:?} as plain text"
+        );
+        assert_eq!(tokenizer.decode(&ids(&case["ids"])), text.as_bytes());
+    }
+}
+
+#[test]
+fn gguf_vocabularies_are_hugging_face() {
+    for file in ["gguf/tiny-Q8_0.gguf", "gguf/tiny-Q4_K_M-scalar.gguf"] {
+        let tokenizer = gguf(fixture(file));
+        for case in lines("tokenizer/tiny.jsonl") {
+            let text = case["text"].as_str().unwrap();
+            let mut got = tokenizer.encode(text, Specials::Parse);
+            assert_eq!(got, ids(&case["ids"]), "{text:?}");
+            got.splice(0..0, tokenizer.bos());
+            assert_eq!(got, ids(&case["ids_with_bos"]), "{text:?}");
+        }
+        assert_eq!(tokenizer.end_ids(), [769, 776]);
+    }
+}
+
+#[test]
+fn detokenising_never_emits_half_a_character() {
+    for case in lines("tokenizer/incremental.jsonl") {
+        let strings = |key: &str| -> Vec<String> {
+            case[key].as_array().unwrap().iter().map(|v| v.as_str().unwrap().to_string()).collect()
+        };
+        // A vocabulary of the 256 bytes and of this case's tokens.
+        let hex = |h: &String| -> Vec<u8> {
+            (0..h.len()).step_by(2).map(|i| u8::from_str_radix(&h[i..i + 2], 16).unwrap()).collect()
+        };
+        let pieces: Vec<Vec<u8>> = strings("bytes_hex").iter().map(hex).collect();
+        let tokens: Vec<String> = (0..=255u8).map(|b| vec![b]).chain(pieces).map(|b| printable(&b)).collect();
+        let count = tokens.len() as u32;
+        let vocab = Vocab { pre: "llama4".into(), types: vec![1; tokens.len()], tokens, ..Vocab::default() };
+        let tokenizer = Tokenizer::new(vocab).unwrap();
+        let mut decoder = tokenizer.decoder();
+        let got: Vec<String> = (256..count).map(|id| decoder.push(&tokenizer, id)).collect();
+        assert_eq!(got, strings("text_after_each"), "{}", case["text"]);
+        assert_eq!(decoder.finish(), "");
+    }
+}
+
+#[test]
+fn hostile_runs_take_linear_work() {
+    // A quadratic step would need 10^12 operations here, and time the test out.
+    let tokenizer = llama4();
+    for unit in ["a", " ", "A", "\n", "!", "\u{301}", "\u{4e00}", "1", "\u{4e00}A", " \n", "'", "ab'", "é"] {
+        let text = unit.repeat(1_000_000 / unit.len());
+        let ids = tokenizer.encode(&text, Specials::Parse);
+        assert_eq!(tokenizer.decode(&ids), text.as_bytes());
+    }
+}
