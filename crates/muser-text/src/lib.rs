@@ -1,8 +1,10 @@
 //! Tokenizer, chat template, and the parser of channels and tool calls.
 
 mod split;
+pub mod template;
 pub mod tokenizer;
 
+pub use template::ChatTemplate;
 pub use tokenizer::{Detokenizer, Specials, Tokenizer, Vocab};
 
 use muser_format::FormatError;
