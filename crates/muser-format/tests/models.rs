@@ -21,6 +21,7 @@ fn every_model_opens_and_decodes() {
         ("tests/fixtures/gguf/tiny-mix.gguf", "muse-glimmer", text_tensors(8)),
         ("tests/fixtures/dflash/tiny-dflash-Q8_0.gguf", "dflash", 3 + 11 * 2),
         ("models/glimmer-mini-Q8_0.gguf", "muse-glimmer", text_tensors(16)),
+        ("models/glimmer-mini-dflash-Q8_0.gguf", "dflash", 3 + 11 * 3),
     ] {
         let path = repo(path);
         let gguf = Gguf::open(&path).unwrap();
@@ -44,6 +45,21 @@ fn the_mix_holds_every_block_type() {
     let types: std::collections::HashSet<DType> = gguf.tensors().iter().map(|info| info.dtype).collect();
     let missing: Vec<_> = DType::ALL.iter().filter(|dtype| !types.contains(dtype)).collect();
     assert_eq!(missing, [&DType::Nvfp4]);
+}
+
+/// Written by gguf-py: one block of each type, one key of each value type.
+#[test]
+fn every_type_in_a_file_of_gguf_py() {
+    let gguf = Gguf::open(&repo("fuzz/corpus/gguf/every-type")).unwrap();
+    assert_eq!(gguf.tensors().len(), DType::ALL.len());
+    for &dtype in DType::ALL {
+        let tensor = gguf.tensor(dtype.name()).unwrap();
+        assert_eq!((tensor.info.dtype, tensor.rows()), (dtype, 1));
+    }
+    assert_eq!(gguf.get("k.int64"), Some(&Value::I64(-4)));
+    assert_eq!(gguf.get("k.float64"), Some(&Value::F64(0.25)));
+    assert_eq!(gguf.get("a.i32"), Some(&Value::Array(Array::I32(vec![1, -2]))));
+    assert_eq!(gguf.get("a.str").unwrap().as_array().unwrap().as_strings().unwrap(), ["a", "bc", ""]);
 }
 
 #[test]
