@@ -20,7 +20,10 @@ fuzz_target!(|bytes: &[u8]| {
     for info in gguf.tensors() {
         let tensor = gguf.tensor(&info.name).expect("a listed tensor is found");
         let values = tensor.rows() * tensor.cols();
-        assert_eq!(tensor.data.len(), tensor.rows() * info.dtype.row_bytes(tensor.cols()).expect("whole blocks"));
+        assert_eq!(
+            tensor.data.len(),
+            tensor.rows() * info.dtype.row_bytes(tensor.cols()).expect("whole blocks")
+        );
         if values > left {
             return;
         }

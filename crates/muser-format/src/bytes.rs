@@ -16,7 +16,7 @@ pub(crate) enum Bytes {
 impl Bytes {
     /// Maps a whole file for reading.
     pub(crate) fn map(path: &Path) -> Result<Self, FormatError> {
-        let failed = |source| FormatError::Open { path: path.to_owned(), source };
+        let failed = |error| FormatError::Open { path: path.to_owned(), error };
         let file = File::open(path).map_err(failed)?;
         // An empty file can't be mapped on every system, and a directory opens on some.
         let metadata = file.metadata().map_err(failed)?;

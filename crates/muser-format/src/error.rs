@@ -9,16 +9,16 @@ use crate::DType;
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     /// The file can't be opened or mapped.
-    #[error("cannot open {}: {source}", path.display())]
+    #[error("cannot open {}: {error}; check the path and who may read it", path.display())]
     Open {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
     /// Writing failed.
     #[error("cannot write the GGUF file: {0}")]
-    Write(#[source] io::Error),
+    Write(io::Error),
     /// Something that can't stand in a GGUF file, or data in another order than the table's.
     #[error("cannot write {what}: {problem}")]
     Unwritable {
@@ -37,7 +37,8 @@ pub enum FormatError {
     },
     /// The first four bytes are not "GGUF".
     #[error(
-        "{file} is not a GGUF file: it starts with {found:02x?} instead of \"GGUF\"; give the path of a .gguf model"
+        "{file} is not a GGUF file: it starts with \"{}\" instead of \"GGUF\"; give the path of a .gguf model",
+        found.escape_ascii()
     )]
     Magic {
         /// The file.

@@ -101,8 +101,8 @@ impl Gguf {
         let paths = split::part_paths(path, count)?;
         let mut parts = Vec::new();
         for (shard, part) in paths.iter().enumerate() {
-            let bytes = Bytes::map(part).map_err(|error| match error {
-                FormatError::Open { source, .. } if source.kind() == ErrorKind::NotFound => {
+            let bytes = Bytes::map(part).map_err(|refused| match refused {
+                FormatError::Open { error, .. } if error.kind() == ErrorKind::NotFound => {
                     split::missing(path, part, shard + 1, paths.len())
                 }
                 other => other,
