@@ -3,15 +3,13 @@
 //! Everything read here comes from outside: sizes are checked in 64 bits, a count is compared with the bytes that
 //! are left before anything is reserved for it, and each refusal names the file, the place and the mend.
 
-pub use block::iq_grid;
-
 mod block;
 mod bytes;
 mod error;
 mod gguf;
 mod safetensors;
 
-pub use block::{DType, dequantize};
+pub use block::{DType, dequantize, iq_grid};
 pub use error::FormatError;
 pub use gguf::{Array, Gguf, GgufData, GgufWriter, Tensor, TensorInfo, Value};
 pub use safetensors::{SafeDtype, SafeTensor, Safetensors};

@@ -64,3 +64,25 @@ pub(super) fn nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The scales that no sane model has too: subnormal, the greatest, and what would be NaN or negative.
+    #[test]
+    fn all_scales() {
+        for code in 0..=255u8 {
+            assert_eq!(f64::from(half_e8m0(code)), 2f64.powi(i32::from(code) - 128), "{code}");
+            let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+            let value = match exponent {
+                0 => mantissa / 8.0 * 2f64.powi(-6),
+                _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+            };
+            let expected = if code == 0x7f { 0.0 } else { value / 2.0 };
+            assert_eq!(f64::from(half_ue4m3(code)), expected, "{code}");
+        }
+        // The greatest of E4M3 is 448.
+        assert_eq!(half_ue4m3(0x7e), 224.0);
+    }
+}
