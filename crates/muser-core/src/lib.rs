@@ -7,6 +7,7 @@ pub mod model;
 pub mod oracle;
 pub mod plan;
 pub mod receipt;
+pub mod sample;
 pub mod strict;
 
 pub use device::{Device, DeviceError, DeviceInfo, Lane, Observer, Route, Row, SeqId};

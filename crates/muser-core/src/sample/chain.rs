@@ -1,0 +1,128 @@
+//! The stages in order, and the distribution that comes out of them.
+
+use super::filter::{self, Candidate};
+use super::penalty::{self, History};
+use super::{SampleError, SamplerOptions, TokenMask};
+
+/// The stages of sampling in their order, each with what switches it off.
+pub const ORDER: [(&str, &str); 8] = [
+    ("logit bias", "no bias"),
+    ("penalties: repetition, frequency, presence", "1, 0, 0, or repeat_last_n 0"),
+    ("grammar mask", "no grammar"),
+    ("top-k", "0"),
+    ("typical-p", "1"),
+    ("top-p", "1"),
+    ("min-p", "0"),
+    ("temperature", "1; 0 takes the largest logit after the mask"),
+];
+
+/// Memory that is used again from step to step.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    logits: Vec<f32>,
+    candidates: Vec<Candidate>,
+    selection: Vec<Candidate>,
+}
+
+/// A clone starts with memory of its own.
+impl Clone for Scratch {
+    fn clone(&self) -> Self {
+        Scratch::default()
+    }
+}
+
+/// Refuses rows of another vocabulary and values that are not finite.
+pub(super) fn check_logits(logits: &[f32], vocab: usize) -> Result<(), SampleError> {
+    if logits.len() != vocab {
+        return Err(SampleError::Length { what: "a row of logits", got: logits.len(), vocab });
+    }
+    let finite = |block: &[f32]| block.iter().fold(true, |all, x| all & x.is_finite());
+    if logits.chunks(1024).all(finite) {
+        return Ok(());
+    }
+    let token = logits.iter().position(|x| !x.is_finite()).unwrap_or(0);
+    Err(SampleError::NotFinite { token: token as u32, value: logits[token] })
+}
+
+impl Scratch {
+    pub fn distribution(
+        &mut self,
+        options: &SamplerOptions,
+        history: &History,
+        vocab: usize,
+        logits: &[f32],
+        mask: Option<&TokenMask>,
+    ) -> Result<Distribution<'_>, SampleError> {
+        check_logits(logits, vocab)?;
+        if let Some(mask) = mask.filter(|mask| mask.vocab() != vocab) {
+            return Err(SampleError::Length { what: "the grammar's mask", got: mask.vocab(), vocab });
+        }
+        let mut logits = logits;
+        if penalty::adjusts(options, history) {
+            self.logits.clear();
+            self.logits.extend_from_slice(logits);
+            penalty::adjust(options, history, &mut self.logits);
+            logits = &self.logits;
+        }
+        let candidates = &mut self.candidates;
+        if options.temperature == 0.0 {
+            candidates.clear();
+            filter::scan(logits, mask, |token, logit| {
+                candidates.clear();
+                candidates.push(Candidate { token, logit, weight: filter::UNIT });
+                logit
+            });
+        } else {
+            filter::top_k(logits, mask, options.top_k as usize, candidates);
+            if options.typical_p < 1.0 {
+                filter::typical(candidates, &mut self.selection, options.typical_p);
+            }
+            if options.top_p < 1.0 {
+                filter::top_p(candidates, &mut self.selection, options.top_p);
+            }
+            if options.min_p > 0.0 {
+                filter::min_p(candidates, options.min_p);
+            }
+            filter::weigh(candidates, options.temperature);
+        }
+        if candidates.is_empty() {
+            return Err(SampleError::NothingAllowed);
+        }
+        Ok(Distribution { candidates, total: filter::mass(candidates) })
+    }
+}
+
+/// The tokens that may be chosen, with their probabilities.
+///
+/// A probability is an integer weight, relative to 2^40 for the most probable token, over the sum of the weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Distribution<'a> {
+    /// In order of ids, at least one.
+    candidates: &'a [Candidate],
+    total: u64,
+}
+
+impl<'a> Distribution<'a> {
+    /// Tokens and probabilities, in order of token ids.
+    pub fn iter(self) -> impl Iterator<Item = (u32, f64)> + 'a {
+        self.candidates.iter().map(move |c| (c.token, c.weight as f64 / self.total as f64))
+    }
+
+    /// The candidate with the lowest id.
+    pub(super) fn first(self) -> u32 {
+        self.candidates[0].token
+    }
+
+    /// Inverts the cumulative distribution, in order of token ids, at `bits` / 2^53.
+    pub(super) fn draw(self, bits: u64) -> u32 {
+        let mut left = ((u128::from(bits) * u128::from(self.total)) >> 53) as u64;
+        for c in self.candidates {
+            if left < c.weight {
+                return c.token;
+            }
+            left -= c.weight;
+        }
+        // Not reached: `left` started below the sum.
+        self.first()
+    }
+}

@@ -1,0 +1,247 @@
+//! The stages that select among tokens, each linear in the number of candidates.
+
+use super::TokenMask;
+use std::cmp::Ordering;
+
+/// A token that may still be chosen. Candidates stand in the order of their ids between stages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Candidate {
+    pub token: u32,
+    pub logit: f32,
+    /// Probability relative to the most probable candidate, in units of 1 / [`UNIT`].
+    pub weight: u64,
+}
+
+/// Weight of the most probable candidate. Integers make sums exact in any order, so the outcome cannot depend on how
+/// they are added up; 2^24 candidates of this weight still fit in 64 bits. What is 2^41 times less probable than the best
+/// candidate gets weight 0.
+pub(super) const UNIT: u64 = 1 << 40;
+
+/// Larger logits first, equal ones by id.
+pub(super) fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
+}
+
+/// Shows `take` the allowed tokens whose logit is above the floor, in order of their ids; what it returns is the new floor.
+/// Blocks below the floor cost one comparison of their maximum.
+pub(super) fn scan(logits: &[f32], mask: Option<&TokenMask>, mut take: impl FnMut(u32, f32) -> f32) {
+    const BLOCK: usize = 32;
+    let mut floor = f32::NEG_INFINITY;
+    for (i, block) in logits.chunks(BLOCK).enumerate() {
+        let word = mask.map_or(u32::MAX, |mask| mask.word(i));
+        if word == 0 || largest(block) <= floor {
+            continue;
+        }
+        for (j, logit) in block.iter().enumerate() {
+            if *logit > floor && word >> j & 1 == 1 {
+                floor = take((i * BLOCK + j) as u32, *logit);
+            }
+        }
+    }
+}
+
+/// Largest value; eight running maxima let the compiler use vectors.
+fn largest(block: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    let (eights, rest) = block.as_chunks::<8>();
+    for eight in eights {
+        for (lane, x) in lanes.iter_mut().zip(eight) {
+            *lane = if *x > *lane { *x } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
+}
+
+/// Collects the `k` largest logits, all if `k` is 0. `out` is left in order of ids.
+pub(super) fn top_k(logits: &[f32], mask: Option<&TokenMask>, k: usize, out: &mut Vec<Candidate>) {
+    out.clear();
+    if k == 0 || k >= logits.len() {
+        scan(logits, mask, |token, logit| {
+            out.push(Candidate { token, logit, weight: 0 });
+            f32::NEG_INFINITY
+        });
+        return;
+    }
+    // A buffer of a few times k is cut to k whenever it is full: each cut is paid for by the tokens since the last one.
+    let room = 4 * k.max(64);
+    let mut floor = f32::NEG_INFINITY;
+    scan(logits, mask, |token, logit| {
+        out.push(Candidate { token, logit, weight: 0 });
+        if out.len() == room {
+            floor = out.select_nth_unstable_by(k - 1, by_rank).1.logit;
+            out.truncate(k);
+        }
+        floor
+    });
+    if out.len() > k {
+        out.select_nth_unstable_by(k - 1, by_rank);
+        out.truncate(k);
+    }
+    out.sort_unstable_by_key(|candidate| candidate.token);
+}
+
+/// Sets the weights at a temperature.
+pub(super) fn weigh(candidates: &mut [Candidate], temperature: f32) {
+    let best = candidates.iter().fold(f32::NEG_INFINITY, |best, c| best.max(c.logit));
+    for candidate in candidates {
+        let x = (f64::from(candidate.logit) - f64::from(best)) / f64::from(temperature);
+        // Adding 2^52 rounds to an integer, which is then the fraction's bits.
+        const ROUND: f64 = (1u64 << 52) as f64;
+        candidate.weight = (exp(x) * UNIT as f64 + ROUND).to_bits() - ROUND.to_bits();
+    }
+}
+
+/// Sum of the weights.
+pub(super) fn mass(candidates: &[Candidate]) -> u64 {
+    candidates.iter().map(|candidate| candidate.weight).sum()
+}
+
+/// Keeps the candidates nearest to the distribution's own surprise whose probabilities reach `p`.
+///
+/// The surprise of a token is logsumexp - logit, its expectation logsumexp - mean logit: the distance is |logit - mean|.
+pub(super) fn typical(candidates: &mut Vec<Candidate>, scratch: &mut Vec<Candidate>, p: f32) {
+    weigh(candidates, 1.0);
+    let total = mass(candidates) as f64;
+    let mean = candidates.iter().map(|c| c.weight as f64 * f64::from(c.logit)).sum::<f64>() / total;
+    let distance = |c: &Candidate| (f64::from(c.logit) - mean).abs();
+    scratch.clear();
+    scratch.extend_from_slice(candidates);
+    keep(candidates, scratch, f64::from(p) * total, |a, b| {
+        distance(a).total_cmp(&distance(b)).then(by_rank(a, b))
+    });
+}
+
+/// Keeps the most probable candidates whose probabilities reach `p`.
+pub(super) fn top_p(candidates: &mut Vec<Candidate>, scratch: &mut Vec<Candidate>, p: f32) {
+    weigh(candidates, 1.0);
+    let total = mass(candidates) as f64;
+    // Candidates below (1 - p) / n together hold less than 1 - p: the sum is reached without them.
+    let least = (1.0 - f64::from(p)) * total / candidates.len() as f64;
+    scratch.clear();
+    scratch.extend(candidates.iter().filter(|c| c.weight as f64 >= least));
+    keep(candidates, scratch, f64::from(p) * total, by_rank);
+}
+
+/// Keeps the shortest prefix in `order` whose mass reaches `wanted`, at least one candidate. `scratch` holds the
+/// candidates that may be in it; its last one is found by bisection, each step partitioning what is left.
+fn keep(
+    candidates: &mut Vec<Candidate>,
+    scratch: &mut [Candidate],
+    wanted: f64,
+    order: impl Fn(&Candidate, &Candidate) -> Ordering,
+) {
+    let mut left = scratch;
+    let mut before = 0;
+    while left.len() > 1 {
+        let middle = (left.len() - 1) / 2;
+        left.select_nth_unstable_by(middle, &order);
+        let (low, high) = left.split_at_mut(middle + 1);
+        let reached = before + mass(low);
+        if reached as f64 >= wanted {
+            left = low;
+        } else {
+            before = reached;
+            left = high;
+        }
+    }
+    if let Some(last) = left.first() {
+        candidates.retain(|c| order(c, last) != Ordering::Greater);
+    }
+}
+
+/// Keeps candidates at least `p` times as probable as the best.
+pub(super) fn min_p(candidates: &mut Vec<Candidate>, p: f32) {
+    weigh(candidates, 1.0);
+    candidates.retain(|c| c.weight as f64 >= f64::from(p) * UNIT as f64);
+}
+
+/// 1 / k!, the coefficients of the exponential series. At |r| = ln(2) / 2 the first term left out is 2e-13.
+const INVERSE_FACTORIALS: [f64; 11] = {
+    let mut c = [1.0; 11];
+    let mut k = 1;
+    while k < c.len() {
+        c[k] = c[k - 1] / k as f64;
+        k += 1;
+    }
+    c
+};
+
+/// e^x for x <= 0, to 1e-12, by additions and multiplications alone: the same bits everywhere. 1e-304 below -700.
+///
+/// No branch and no conversion: the loops around it stay short.
+pub(super) fn exp(x: f64) -> f64 {
+    // Cody-Waite split of ln 2: the upper part has 32 bits, so that its products with small integers are exact.
+    const LN2_HIGH: f64 = 0.693_147_180_369_123_8;
+    const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+    // Adding 1.5 * 2^52 rounds to an integer, which then stands in the lowest bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    let x = if x > -700.0 { x } else { -700.0 };
+    let shifted = x * std::f64::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
+    let sum = INVERSE_FACTORIALS.iter().rev().fold(0.0, |sum, c| sum * r + c);
+    sum * f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn exp_is_close_to_the_platforms() {
+        for i in 0..70_000 {
+            let x = -f64::from(i) * 0.01;
+            assert!((exp(x) / x.exp() - 1.0).abs() < 1e-12, "{x}");
+        }
+        assert_eq!(exp(0.0), 1.0);
+        assert!(exp(f64::NEG_INFINITY) < 1e-303);
+    }
+
+    /// Logits with many equal values, so that ranks by id matter.
+    fn logits() -> impl Strategy<Value = Vec<f32>> {
+        proptest::collection::vec((-40i32..40).prop_map(|x| x as f32 * 0.25), 1..700)
+    }
+
+    fn sorted(logits: &[f32]) -> Vec<Candidate> {
+        let mut all = vec![];
+        top_k(logits, None, 0, &mut all);
+        weigh(&mut all, 1.0);
+        all.sort_by(by_rank);
+        all
+    }
+
+    fn ids(candidates: &[Candidate]) -> Vec<u32> {
+        let mut ids: Vec<u32> = candidates.iter().map(|c| c.token).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    proptest! {
+        #[test]
+        fn selection_equals_sorting(logits in logits(), k in 1usize..200, p in 0f32..1.0) {
+            let all = sorted(&logits);
+            let mut kept = vec![];
+            top_k(&logits, None, k, &mut kept);
+            prop_assert!(kept.is_sorted_by_key(|c| c.token));
+            prop_assert_eq!(ids(&kept), ids(&all[..k.min(all.len())]));
+
+            top_k(&logits, None, 0, &mut kept);
+            top_p(&mut kept, &mut vec![], p);
+            let wanted = f64::from(p) * mass(&all) as f64;
+            let n = (1..=all.len()).find(|n| mass(&all[..*n]) as f64 >= wanted).unwrap_or(all.len());
+            prop_assert!(kept.is_sorted_by_key(|c| c.token));
+            prop_assert_eq!(ids(&kept), ids(&all[..n]));
+        }
+
+        #[test]
+        fn masked_tokens_are_never_seen(logits in logits(), words in proptest::collection::vec(any::<u32>(), 0..24)) {
+            let mut mask = TokenMask::none(logits.len());
+            mask.set_words(&words);
+            let mut seen = vec![];
+            top_k(&logits, Some(&mask), 0, &mut seen);
+            let allowed: Vec<u32> = (0..logits.len() as u32).filter(|t| mask.allows(*t)).collect();
+            prop_assert_eq!(ids(&seen), allowed);
+        }
+    }
+}
