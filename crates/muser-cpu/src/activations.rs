@@ -1,0 +1,272 @@
+//! Activations as the weight kernels want them: columns (rows of the batch) side by side in tiles, quantised.
+//!
+//! Types of 256-column blocks meet signed bytes with one float scale for 256 columns; types of 32-column blocks, one
+//! for 32; float types meet floats. Sums of the bytes come along: they take off the offsets of unsigned codes.
+
+use crate::isa::Isa;
+use crate::plain::Plain;
+use crate::pool::Pool;
+use crate::shared::SharedMut;
+use crate::simd::{Kernel, Simd, dispatch};
+
+/// How a weight form wants its activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scales {
+    /// [`Block256`].
+    Per256,
+    /// [`Block32`].
+    Per32,
+    /// Floats.
+    Float,
+}
+
+/// 256 values of `NC` columns.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Block256<const NC: usize> {
+    /// Four signed bytes each.
+    pub q: [[i32; NC]; 64],
+    /// Sums of 32 values, two to a word.
+    pub pairs: [[i32; NC]; 4],
+    /// Minus the sums of 16 values.
+    pub negative16: [[i32; NC]; 16],
+    /// Minus the sums of 32 values.
+    pub negative32: [[i32; NC]; 8],
+    /// Value of a byte's step.
+    pub scale: [f32; NC],
+}
+// SAFETY: words only, no padding.
+unsafe impl<const NC: usize> Plain for Block256<NC> {}
+
+/// 32 values of `NC` columns.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Block32<const NC: usize> {
+    /// Four signed bytes each.
+    pub q: [[i32; NC]; 8],
+    /// Minus the sums of 16 values.
+    pub negative16: [[i32; NC]; 2],
+    /// Minus the sum.
+    pub negative32: [i32; NC],
+    /// Value of a byte's step.
+    pub scale: [f32; NC],
+}
+// SAFETY: words only, no padding.
+unsafe impl<const NC: usize> Plain for Block32<NC> {}
+
+const WORDS_256: usize = size_of::<Block256<1>>() / 4;
+const WORDS_32: usize = size_of::<Block32<1>>() / 4;
+
+impl Scales {
+    /// Values of a block, and words that hold them.
+    fn block(self) -> (usize, usize) {
+        match self {
+            Scales::Per256 => (256, WORDS_256),
+            Scales::Per32 => (32, WORDS_32),
+            Scales::Float => (32, 32),
+        }
+    }
+}
+
+/// Columns that one kernel call multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// First column.
+    pub first: usize,
+    /// Columns that mean something.
+    pub used: usize,
+    /// Columns that the kernel computes.
+    pub width: usize,
+    /// Widths of the tiles before it.
+    pub before: usize,
+}
+
+/// Widths of tiles that kernels exist for.
+pub fn widths(isa: Isa) -> &'static [usize] {
+    match isa {
+        Isa::Avx512 => &[1, 2, 3, 4, 5, 6, 8, 12],
+        _ => &[1, 2, 4],
+    }
+}
+
+/// Cuts `n` columns into tiles.
+pub fn tiles(n: usize, isa: Isa) -> Vec<Tile> {
+    let widths = widths(isa);
+    let most = widths[widths.len() - 1];
+    // Up to sixteen columns, equal tiles: no narrow remainder that costs as much to unpack as a wide one.
+    let step = if isa == Isa::Avx512 && n <= 16 { n.div_ceil(n.div_ceil(8)) } else { most };
+    let mut tiles = vec![];
+    let (mut first, mut before) = (0, 0);
+    while first < n {
+        let used = step.min(n - first);
+        let width = widths.iter().copied().find(|w| *w >= used).unwrap_or(most);
+        tiles.push(Tile { first, used, width, before });
+        (first, before) = (first + used, before + width);
+    }
+    tiles
+}
+
+/// The input of a multiplication, prepared in the ways that its weights want.
+#[derive(Default)]
+pub struct Prepared {
+    /// Values of a column.
+    pub cols: usize,
+    /// Columns.
+    pub tiles: Vec<Tile>,
+    words: [Vec<i32>; 3],
+}
+
+impl Prepared {
+    /// Words of a tile's columns.
+    pub fn tile(&self, scales: Scales, tile: &Tile) -> &[i32] {
+        let per_column = words_per_column(scales, self.cols);
+        &self.words[scales as usize][tile.before * per_column..][..tile.width * per_column]
+    }
+
+    /// Prepares the rows of `input` (each `cols` long) that `picks` names, in each way that `wanted` names.
+    pub fn fill(
+        &mut self,
+        pool: &Pool,
+        isa: Isa,
+        input: &[f32],
+        cols: usize,
+        picks: &[usize],
+        wanted: &[Scales],
+    ) {
+        self.cols = cols;
+        self.tiles = tiles(picks.len(), isa);
+        let width: usize = self.tiles.last().map_or(0, |t| t.before + t.width);
+        for scales in wanted {
+            let (len, words) = scales.block();
+            let per_column = words_per_column(*scales, cols);
+            let all = &mut self.words[*scales as usize];
+            if all.len() < width * per_column {
+                all.resize(width * per_column, 0);
+            }
+            // A unit is a run of a tile's blocks, long enough to be worth claiming.
+            let blocks = cols.div_ceil(len);
+            let run = (1024 / len).max(1);
+            let runs = blocks.div_ceil(run);
+            let (all, tiles) = (SharedMut::new(all), &self.tiles);
+            pool.run(tiles.len() * runs, |unit| {
+                let (tile, first) = (&tiles[unit / runs], unit % runs * run);
+                let count = run.min(blocks - first);
+                let at = tile.before * per_column + first * words * tile.width;
+                // SAFETY: tiles and their runs of blocks do not overlap, and each unit has its own.
+                let out = unsafe { all.part(at, count * words * tile.width) };
+                for (c, pick) in picks[tile.first..tile.first + tile.used].iter().enumerate() {
+                    let from = &input[pick * cols..][first * len..cols.min((first + count) * len)];
+                    dispatch(isa, Quantise { from, scales: *scales, column: c, width: tile.width, to: out });
+                }
+            });
+        }
+    }
+}
+
+fn words_per_column(scales: Scales, cols: usize) -> usize {
+    let (len, words) = scales.block();
+    cols.div_ceil(len) * words
+}
+
+/// Quantises part of a row into column `column` of a tile of `width` columns.
+struct Quantise<'a> {
+    from: &'a [f32],
+    scales: Scales,
+    column: usize,
+    width: usize,
+    to: &'a mut [i32],
+}
+
+impl Kernel for Quantise<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, _: S) {
+        let (len, words) = self.scales.block();
+        let blocks = self.from.chunks(len).zip(self.to.chunks_exact_mut(words * self.width));
+        for (from, to) in blocks {
+            let mut put = |word: usize, value: i32| to[word * self.width + self.column] = value;
+            match self.scales {
+                Scales::Per256 => {
+                    let mut q = [0i8; 256];
+                    let scale = steps(from, &mut q);
+                    let mut sums = [0i32; 16];
+                    for (sum, q) in sums.iter_mut().zip(q.as_chunks::<16>().0) {
+                        *sum = q.iter().map(|v| i32::from(*v)).sum();
+                    }
+                    for (i, q) in q.as_chunks::<4>().0.iter().enumerate() {
+                        put(i, i32::from_le_bytes(q.map(|v| v as u8)));
+                    }
+                    for t in 0..4 {
+                        let (low, high) = (sums[4 * t] + sums[4 * t + 1], sums[4 * t + 2] + sums[4 * t + 3]);
+                        put(64 + t, low & 0xffff | high << 16);
+                    }
+                    for (g, sum) in sums.iter().enumerate() {
+                        put(68 + g, -sum);
+                    }
+                    for g in 0..8 {
+                        put(84 + g, -(sums[2 * g] + sums[2 * g + 1]));
+                    }
+                    put(92, scale.to_bits() as i32);
+                }
+                Scales::Per32 => {
+                    let mut q = [0i8; 32];
+                    let scale = steps(from, &mut q);
+                    let sum = |q: &[i8]| q.iter().map(|v| i32::from(*v)).sum::<i32>();
+                    let sums = [sum(&q[..16]), sum(&q[16..])];
+                    for (i, q) in q.as_chunks::<4>().0.iter().enumerate() {
+                        put(i, i32::from_le_bytes(q.map(|v| v as u8)));
+                    }
+                    put(8, -sums[0]);
+                    put(9, -sums[1]);
+                    put(10, -(sums[0] + sums[1]));
+                    put(11, scale.to_bits() as i32);
+                }
+                Scales::Float => {
+                    for i in 0..len {
+                        put(i, from.get(i).copied().unwrap_or_default().to_bits() as i32);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rounds to whole steps of the largest magnitude / 127, to nearest even; returns the step.
+#[inline(always)]
+fn steps<const N: usize>(from: &[f32], q: &mut [i8; N]) -> f32 {
+    // Adding 1.5 * 2^23 leaves the rounded number in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let mut x = [0f32; N];
+    x[..from.len()].copy_from_slice(from);
+    let mut most = [0f32; 16];
+    for x in x.as_chunks::<16>().0 {
+        for (most, x) in most.iter_mut().zip(x) {
+            *most = if x.abs() > *most { x.abs() } else { *most };
+        }
+    }
+    let most = most.iter().fold(0f32, |a, b| if *b > a { *b } else { a });
+    let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
+    for (q, x) in q.iter_mut().zip(x) {
+        *q = ((x * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32) as i8;
+    }
+    most / 127.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_column_once() {
+        for isa in [Isa::Avx512, Isa::Scalar] {
+            for n in 1..200 {
+                let tiles = tiles(n, isa);
+                assert_eq!(tiles.iter().map(|t| t.used).sum::<usize>(), n);
+                assert!(tiles.iter().all(|t| t.used <= t.width && widths(isa).contains(&t.width)));
+                assert!(tiles.windows(2).all(|p| p[0].first + p[0].used == p[1].first));
+            }
+        }
+        assert_eq!(tiles(16, Isa::Avx512).iter().map(|t| t.width).collect::<Vec<_>>(), [8, 8]);
+        assert_eq!(tiles(512, Isa::Avx512).len(), 43);
+    }
+}

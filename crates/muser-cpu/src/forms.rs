@@ -1,0 +1,212 @@
+//! Packed weights: 16 rows of a matrix make a panel, in which one load brings four neighbouring columns of all 16.
+//!
+//! A file's block types are many; the forms that kernels know are few. Each form has one file: the layout of its block
+//! (all columns of a group, 16 rows), how file blocks are packed into it, and the multiplication of a block.
+
+mod floats;
+mod k2;
+mod k3;
+mod k4;
+mod k5;
+mod k6;
+mod lut4;
+mod nv4;
+mod q4;
+mod q8;
+mod unpack;
+
+use crate::activations::Scales;
+use crate::plain::Plain;
+use crate::simd::{LANES, Simd};
+use muser_format::DType;
+
+pub use floats::{Bf16, F16, F32};
+pub use k2::K2;
+pub use k3::K3;
+pub use k4::K4;
+pub use k5::K5;
+pub use k6::K6;
+pub use lut4::Lut4;
+pub use nv4::{Mx4, Nv4};
+pub use q4::Q4;
+pub use q8::{Q8, Q8M};
+
+/// A packed form.
+pub trait Form: 'static {
+    /// `COLS` columns of 16 rows.
+    type Block: Plain;
+    /// The activations that a block meets, `NC` columns of them side by side.
+    type X<const NC: usize>: Plain;
+    /// Columns of a block.
+    const COLS: usize;
+    /// How activations are prepared.
+    const SCALES: Scales;
+    /// Packs the file blocks of 16 rows (bytes that stand for `COLS` columns each; fewer at a row's end for floats).
+    fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Self::Block);
+    /// Adds the block's part of the dot products to `acc`.
+    fn multiply<S: Simd, const NC: usize>(
+        s: S,
+        w: &Self::Block,
+        table: S::B,
+        x: &Self::X<NC>,
+        acc: &mut [S::F; NC],
+    );
+}
+
+/// Which form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FormKind {
+    /// Q4_K.
+    K4,
+    /// Q5_K.
+    K5,
+    /// Q6_K.
+    K6,
+    /// Three bits into a table, a signed scale of 16: Q3_K, IQ2, IQ1.
+    K3,
+    /// Two bits, scale and minimum of 16: Q2_K, TQ.
+    K2,
+    /// Four bits into a table, a signed scale of 32: IQ4_XS, IQ3.
+    Lut4,
+    /// Four bits into a table, a half scale of 32: Q4_0, IQ4_NL.
+    Q4,
+    /// Signed bytes, a half scale of 32: Q8_0, Q5_0.
+    Q8,
+    /// Unsigned bytes, half scale and minimum of 32: Q4_1, Q5_1.
+    Q8M,
+    /// MXFP4.
+    Mx4,
+    /// NVFP4.
+    Nv4,
+    /// F32.
+    F32,
+    /// F16.
+    F16,
+    /// BF16.
+    Bf16,
+}
+
+/// Calls `$f::<$form>($args)` for the form of a kind.
+macro_rules! with_form {
+    ($kind:expr, $f:ident $(, $arg:expr)*) => {
+        match $kind {
+            $crate::forms::FormKind::K4 => $f::<$crate::forms::K4>($($arg),*),
+            $crate::forms::FormKind::K5 => $f::<$crate::forms::K5>($($arg),*),
+            $crate::forms::FormKind::K6 => $f::<$crate::forms::K6>($($arg),*),
+            $crate::forms::FormKind::K3 => $f::<$crate::forms::K3>($($arg),*),
+            $crate::forms::FormKind::K2 => $f::<$crate::forms::K2>($($arg),*),
+            $crate::forms::FormKind::Lut4 => $f::<$crate::forms::Lut4>($($arg),*),
+            $crate::forms::FormKind::Q4 => $f::<$crate::forms::Q4>($($arg),*),
+            $crate::forms::FormKind::Q8 => $f::<$crate::forms::Q8>($($arg),*),
+            $crate::forms::FormKind::Q8M => $f::<$crate::forms::Q8M>($($arg),*),
+            $crate::forms::FormKind::Mx4 => $f::<$crate::forms::Mx4>($($arg),*),
+            $crate::forms::FormKind::Nv4 => $f::<$crate::forms::Nv4>($($arg),*),
+            $crate::forms::FormKind::F32 => $f::<$crate::forms::F32>($($arg),*),
+            $crate::forms::FormKind::F16 => $f::<$crate::forms::F16>($($arg),*),
+            $crate::forms::FormKind::Bf16 => $f::<$crate::forms::Bf16>($($arg),*),
+        }
+    };
+}
+pub(crate) use with_form;
+
+impl FormKind {
+    /// The form that a file's type is packed into.
+    pub fn of(dtype: DType) -> FormKind {
+        match dtype {
+            DType::Q4K => FormKind::K4,
+            DType::Q5K => FormKind::K5,
+            DType::Q6K => FormKind::K6,
+            DType::Q3K | DType::Iq2Xxs | DType::Iq2Xs | DType::Iq2S | DType::Iq1S | DType::Iq1M => {
+                FormKind::K3
+            }
+            DType::Q2K | DType::Tq1_0 | DType::Tq2_0 => FormKind::K2,
+            DType::Iq4Xs | DType::Iq3Xxs | DType::Iq3S => FormKind::Lut4,
+            DType::Q4_0 | DType::Iq4Nl => FormKind::Q4,
+            DType::Q8_0 | DType::Q5_0 => FormKind::Q8,
+            DType::Q4_1 | DType::Q5_1 => FormKind::Q8M,
+            DType::Mxfp4 => FormKind::Mx4,
+            DType::Nvfp4 => FormKind::Nv4,
+            DType::F32 => FormKind::F32,
+            DType::F16 => FormKind::F16,
+            DType::BF16 => FormKind::Bf16,
+        }
+    }
+
+    /// Columns of a block.
+    pub fn cols(self) -> usize {
+        fn cols<F: Form>() -> usize {
+            F::COLS
+        }
+        with_form!(self, cols)
+    }
+
+    /// Bytes of a block of 16 rows.
+    pub fn block_bytes(self) -> usize {
+        fn bytes<F: Form>() -> usize {
+            size_of::<F::Block>()
+        }
+        with_form!(self, bytes)
+    }
+
+    /// How activations are prepared.
+    pub fn scales(self) -> Scales {
+        fn scales<F: Form>() -> Scales {
+            F::SCALES
+        }
+        with_form!(self, scales)
+    }
+
+    /// Bytes of a panel of 16 rows.
+    pub fn panel_bytes(self, cols: usize) -> usize {
+        cols.div_ceil(self.cols()) * self.block_bytes()
+    }
+}
+
+/// `part += w * x` in every column, four products a lane.
+#[inline(always)]
+fn dots<S: Simd, const NC: usize>(s: S, part: &mut [S::I; NC], w: S::B, x: &[i32; NC]) {
+    part.iter_mut().zip(x).for_each(|(part, x)| *part = s.dot(*part, w, *x));
+}
+
+/// [`dots`] with codes that stand 128 above their meaning.
+#[inline(always)]
+fn dots_wide<S: Simd, const NC: usize>(s: S, part: &mut [S::I; NC], w: S::B, x: &[i32; NC]) {
+    part.iter_mut().zip(x).for_each(|(part, x)| *part = s.dot_wide(*part, w, *x));
+}
+
+/// `total += part * scale` in every column.
+#[inline(always)]
+fn add_scaled<S: Simd, const NC: usize>(s: S, total: &mut [S::I; NC], part: &[S::I; NC], scale: S::I) {
+    total.iter_mut().zip(part).for_each(|(total, part)| *total = s.add_i(*total, s.mul_i(*part, scale)));
+}
+
+/// `acc += total * (d * x)` in every column; `x` is the activations' step.
+#[inline(always)]
+fn add_floats<S: Simd, const NC: usize>(
+    s: S,
+    acc: &mut [S::F; NC],
+    total: &[S::I; NC],
+    d: S::F,
+    x: &[f32; NC],
+) {
+    for ((acc, total), x) in acc.iter_mut().zip(total).zip(x) {
+        *acc = s.fma(s.to_f(*total), s.mul_f(d, s.splat_f(*x)), *acc);
+    }
+}
+
+/// The 16 bytes that a type's codes select from, as the kernels of its form want them.
+pub fn table(dtype: DType) -> [u8; 16] {
+    unpack::table(dtype)
+}
+
+/// Packs a panel: `rows[i]` is the whole file row i.
+pub fn pack_panel(dtype: DType, rows: &[&[u8]; LANES], panel: &mut [u8]) {
+    fn pack<F: Form>(dtype: DType, rows: &[&[u8]; LANES], panel: &mut [u8]) {
+        let bytes = F::COLS / dtype.block_len() * dtype.block_bytes();
+        for (b, block) in crate::plain::view_mut::<F::Block, u8>(panel).iter_mut().enumerate() {
+            let part = rows.map(|row| &row[(b * bytes).min(row.len())..((b + 1) * bytes).min(row.len())]);
+            F::pack(dtype, &part, block);
+        }
+    }
+    with_form!(FormKind::of(dtype), pack, dtype, rows, panel)
+}

@@ -1,0 +1,147 @@
+//! Q4_K: `d * scale * q - dmin * min`, scale and minimum of six bits for 32 columns.
+//!
+//! A block is 256 columns of 16 rows in 2,304 bytes, as many as in the file:
+//!
+//! ```text
+//! d      [16] half      dmin   [16] half
+//! scales low  [64]: byte v < 64 holds the low four bits of scales v and 64 + v; scale v = 16 group + row
+//! mins   low  [64]: the same for minima; minimum v = 32 (group / 2) + 2 row + group % 2
+//! scales high [32]: byte j holds the high two bits of scales j, 32 + j, 64 + j, 96 + j;   mins high [32]
+//! codes  [8 groups][4][64]: byte 4 row + j of part i = column 8i + j | column 8i + 4 + j << 4
+//! ```
+//! Per 64 bytes of codes: one load, three operations to unpack, two dots. Memory binds.
+
+use super::unpack::{half_of, interleave4, nibbles_k, scale_min_k};
+use super::{Form, add_scaled, dots};
+use crate::activations::{Block256, Scales};
+use crate::plain::Plain;
+use crate::simd::{LANES, Simd};
+use muser_format::DType;
+
+/// Q4_K.
+pub struct K4;
+
+/// Scales and minima of 16 rows, shared with Q5_K.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Header {
+    d: [u8; 32],
+    dmin: [u8; 32],
+    scale_low: [u8; 64],
+    min_low: [u8; 64],
+    scale_high: [u8; 32],
+    min_high: [u8; 32],
+}
+
+/// See the file's head.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Block {
+    header: Header,
+    codes: [[[u8; 64]; 4]; 8],
+}
+const _: () = assert!(size_of::<Block>() == 144 * 16);
+// SAFETY: bytes only.
+unsafe impl Plain for Block {}
+
+/// Where scale and minimum of a group and row stand in the two packed arrays.
+fn six_bits(low: &mut [u8; 64], high: &mut [u8; 32], v: usize, value: u8) {
+    low[v % 64] |= (value & 15) << (v / 64 * 4);
+    high[v % 32] |= (value >> 4) << (v / 32 * 2);
+}
+
+impl Header {
+    /// Packs the first 16 bytes of Q4_K and Q5_K blocks.
+    pub fn pack(rows: &[&[u8]; LANES]) -> Self {
+        let zero = [0; 32];
+        let mut h = Header {
+            d: zero,
+            dmin: zero,
+            scale_low: [0; 64],
+            min_low: [0; 64],
+            scale_high: zero,
+            min_high: zero,
+        };
+        for (r, row) in rows.iter().enumerate() {
+            half_of(&mut h.d, r, &row[0..2]);
+            half_of(&mut h.dmin, r, &row[2..4]);
+            for g in 0..8 {
+                let (scale, min) = scale_min_k(&row[4..16], g);
+                six_bits(&mut h.scale_low, &mut h.scale_high, 16 * g + r, scale);
+                six_bits(&mut h.min_low, &mut h.min_high, g / 2 * 32 + 2 * r + g % 2, min);
+            }
+        }
+        h
+    }
+
+    /// Scales of all groups.
+    #[inline(always)]
+    pub fn scales(&self) -> [[u8; 32]; 4] {
+        unpack_six(&self.scale_low, &self.scale_high)
+    }
+
+    /// Subtracts the minima's part and adds `total` (scale times code times x), both scaled.
+    #[inline(always)]
+    pub fn finish<S: Simd, const NC: usize>(
+        &self,
+        s: S,
+        total: &[S::I; NC],
+        x: &Block256<NC>,
+        acc: &mut [S::F; NC],
+    ) {
+        let mins = unpack_six(&self.min_low, &self.min_high);
+        let (d, dmin) = (s.half(&self.d), s.half(&self.dmin));
+        for c in 0..NC {
+            let mut low = s.splat_i(0);
+            for (mins, pairs) in mins.iter().zip(&x.pairs) {
+                low = s.pair_dot(low, mins, pairs[c]);
+            }
+            acc[c] = s.fma(s.to_f(total[c]), s.mul_f(d, s.splat_f(x.scale[c])), acc[c]);
+            acc[c] = s.fma(s.to_f(low), s.mul_f(dmin, s.splat_f(-x.scale[c])), acc[c]);
+        }
+    }
+}
+
+/// The 128 six-bit numbers in order, 32 at a time.
+#[inline(always)]
+fn unpack_six(low: &[u8; 64], high: &[u8; 32]) -> [[u8; 32]; 4] {
+    let mut out = [[0; 32]; 4];
+    for (t, out) in out.iter_mut().enumerate() {
+        for j in 0..32 {
+            out[j] = (low[t % 2 * 32 + j] >> (t / 2 * 4) & 15) | (high[j] >> (2 * t) & 3) << 4;
+        }
+    }
+    out
+}
+
+impl Form for K4 {
+    type Block = Block;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
+
+    fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
+        block.header = Header::pack(rows);
+        for (r, row) in rows.iter().enumerate() {
+            interleave4(&mut block.codes, r, &nibbles_k(&row[16..144]));
+        }
+    }
+
+    #[inline(always)]
+    fn multiply<S: Simd, const NC: usize>(s: S, w: &Block, _: S::B, x: &Block256<NC>, acc: &mut [S::F; NC]) {
+        let scales = w.header.scales();
+        let mut total = [s.splat_i(0); NC];
+        for g in 0..8 {
+            let mut part = [s.splat_i(0); NC];
+            for i in 0..4 {
+                let both = s.load_b(&w.codes[g][i]);
+                let (low, high) = (s.and_b(both, 15), s.and_b(s.shr_b(both, 4), 15));
+                dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
+                dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
+            }
+            let scale = s.widen_u8(&scales[g / 2].as_chunks::<16>().0[g % 2]);
+            add_scaled(s, &mut total, &part, scale);
+        }
+        w.header.finish(s, &total, x, acc);
+    }
+}

@@ -1,0 +1,69 @@
+//! Q5_K: Q4_K with a fifth bit. A block is 256 columns of 16 rows in 2,816 bytes, as many as in the file:
+//!
+//! ```text
+//! header as in Q4_K
+//! high  [8 groups][64]: bit b of byte 4 row + j = fifth bit of column 4b + j
+//! codes [8 groups][4][64] as in Q4_K
+//! ```
+
+use super::k4::Header;
+use super::unpack::{interleave1, interleave4, nibbles_k};
+use super::{Form, add_scaled, dots};
+use crate::activations::{Block256, Scales};
+use crate::plain::Plain;
+use crate::simd::{LANES, Simd};
+use muser_format::DType;
+
+/// Q5_K.
+pub struct K5;
+
+/// See the file's head.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Block {
+    header: Header,
+    high: [[u8; 64]; 8],
+    codes: [[[u8; 64]; 4]; 8],
+}
+const _: () = assert!(size_of::<Block>() == 176 * 16);
+// SAFETY: bytes only.
+unsafe impl Plain for Block {}
+
+impl Form for K5 {
+    type Block = Block;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
+
+    fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
+        block.header = Header::pack(rows);
+        for (r, row) in rows.iter().enumerate() {
+            interleave4(&mut block.codes, r, &nibbles_k(&row[48..176]));
+            interleave1(&mut block.high, r, |k| row[16 + k % 32] >> (k / 32) & 1);
+        }
+    }
+
+    #[inline(always)]
+    fn multiply<S: Simd, const NC: usize>(s: S, w: &Block, _: S::B, x: &Block256<NC>, acc: &mut [S::F; NC]) {
+        let scales = w.header.scales();
+        let mut total = [s.splat_i(0); NC];
+        for g in 0..8 {
+            let mut part = [s.splat_i(0); NC];
+            let fifth = s.load_b(&w.high[g]);
+            for i in 0..4 {
+                let both = s.load_b(&w.codes[g][i]);
+                // Bit 2i (then 2i + 1) goes to place 4.
+                let (at, next) = (2 * i as u32, 2 * i as u32 + 1);
+                let bit = if at <= 4 { s.shl_b(fifth, 4 - at) } else { s.shr_b(fifth, at - 4) };
+                let low = s.or_masked(s.and_b(both, 15), bit, 16);
+                let bit = if next <= 4 { s.shl_b(fifth, 4 - next) } else { s.shr_b(fifth, next - 4) };
+                let high = s.or_masked(s.and_b(s.shr_b(both, 4), 15), bit, 16);
+                dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
+                dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
+            }
+            let scale = s.widen_u8(&scales[g / 2].as_chunks::<16>().0[g % 2]);
+            add_scaled(s, &mut total, &part, scale);
+        }
+        w.header.finish(s, &total, x, acc);
+    }
+}

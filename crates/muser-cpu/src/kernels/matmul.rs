@@ -1,0 +1,320 @@
+//! Weights times activations: every output is a row of a panel, every column a row of the batch.
+//!
+//! One column: each weight is read once and used once; memory binds. 2 to 16 columns: the same read serves all of them.
+//! Prefill: a few panels stay in the second-level cache while all tiles of columns pass; the dot units bind.
+//! Sums run over blocks in order, one lane a row, so a column's result does not depend on its neighbours.
+
+use crate::activations::{Prepared, Tile};
+use crate::arena::Arena;
+use crate::forms::{Form, FormKind, with_form};
+use crate::isa::Isa;
+use crate::math::SiluMul;
+use crate::plain::view;
+use crate::pool::Pool;
+use crate::shared::SharedMut;
+use crate::simd::{Kernel, LANES, Simd, dispatch};
+use crate::weights::Matrix;
+use muser_core::{Model, ModelError};
+use std::sync::Mutex;
+
+/// Most columns of a tile.
+const MOST: usize = 12;
+/// Panels of one unit take about this much of the second-level cache.
+const CACHE: usize = 256 << 10;
+/// A unit of decode: enough bytes that claiming it costs nothing.
+const UNIT: usize = 128 << 10;
+
+/// What a multiplication needs besides its operands.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// Threads.
+    pub pool: &'a Pool,
+    /// Instructions.
+    pub isa: Isa,
+    /// Packed weights.
+    pub arena: &'a Arena,
+    /// Weights as they stand in the file.
+    pub model: &'a Model,
+}
+
+/// Results of a tile: 16 rows of each column.
+type Out = [[f32; LANES]; MOST];
+
+struct TileOf<'a, F: Form, const NC: usize> {
+    panel: &'a [F::Block],
+    table: &'a [u8; 16],
+    x: &'a [F::X<NC>],
+    out: &'a mut Out,
+}
+
+impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let table = s.table(self.table);
+        let mut acc = [s.splat_f(0.0); NC];
+        for (w, x) in self.panel.iter().zip(self.x) {
+            F::multiply::<S, NC>(s, w, table, x, &mut acc);
+        }
+        for (out, acc) in self.out.iter_mut().zip(acc) {
+            s.store_f(out, acc);
+        }
+    }
+}
+
+/// Multiplies one panel with one tile of columns.
+pub fn panel_tile(
+    isa: Isa,
+    form: FormKind,
+    width: usize,
+    panel: &[u8],
+    table: &[u8; 16],
+    x: &[i32],
+    out: &mut Out,
+) {
+    fn tile<F: Form>(isa: Isa, width: usize, panel: &[u8], table: &[u8; 16], x: &[i32], out: &mut Out) {
+        let panel = view::<F::Block, u8>(panel);
+        macro_rules! run {
+            ($nc:literal) => {
+                TileOf::<F, $nc> { panel, table, x: view(x), out }
+            };
+        }
+        match width {
+            1 => dispatch(isa, run!(1)),
+            2 => dispatch(isa, run!(2)),
+            4 => dispatch(isa, run!(4)),
+            #[cfg(target_arch = "x86_64")]
+            3 => crate::simd::wide(run!(3)),
+            #[cfg(target_arch = "x86_64")]
+            5 => crate::simd::wide(run!(5)),
+            #[cfg(target_arch = "x86_64")]
+            6 => crate::simd::wide(run!(6)),
+            #[cfg(target_arch = "x86_64")]
+            8 => crate::simd::wide(run!(8)),
+            #[cfg(target_arch = "x86_64")]
+            12 => crate::simd::wide(run!(12)),
+            _ => unreachable!("tiles have the widths of activations::widths"),
+        }
+    }
+    with_form!(form, tile, isa, width, panel, table, x, out)
+}
+
+/// Rows `panel * 16 ..` of a tile's columns into `out`, whose rows are `matrix.rows` wide.
+fn store(matrix: &Matrix, panel: usize, tile: &Tile, results: &Out, out: &SharedMut<'_, f32>) {
+    let first = panel * LANES;
+    let count = LANES.min(matrix.rows - first);
+    for (c, result) in results[..tile.used].iter().enumerate() {
+        // SAFETY: each unit has its own panels, so its own elements of every row.
+        let to = unsafe { out.part((tile.first + c) * matrix.rows + first, count) };
+        if matrix.scale == 1.0 {
+            to.copy_from_slice(&result[..count]);
+        } else {
+            to.iter_mut().zip(result).for_each(|(to, v)| *to = v * matrix.scale);
+        }
+    }
+}
+
+/// Panels that one unit takes.
+fn panels_per_unit(matrix: &Matrix, columns: usize, factor: usize) -> usize {
+    let bytes = if columns > 16 { CACHE } else { UNIT };
+    (bytes / (matrix.panel_bytes * factor).max(1)).clamp(1, 8)
+}
+
+/// Keeps the first error of a job.
+fn keep(error: &Mutex<Option<ModelError>>, result: Result<(), ModelError>) {
+    if let (Err(e), Ok(mut slot)) = (result, error.lock()) {
+        slot.get_or_insert(e);
+    }
+}
+
+fn outcome(error: Mutex<Option<ModelError>>) -> Result<(), ModelError> {
+    error.into_inner().ok().flatten().map_or(Ok(()), Err)
+}
+
+/// Each matrix times the same columns, in one job.
+pub fn project(ctx: Context<'_>, x: &Prepared, jobs: &mut [(&Matrix, &mut [f32])]) -> Result<(), ModelError> {
+    let columns = x.tiles.last().map_or(0, |t| t.first + t.used);
+    let jobs: Vec<(&Matrix, SharedMut<'_, f32>, usize)> =
+        jobs.iter_mut().map(|(m, out)| (*m, SharedMut::new(out), panels_per_unit(m, columns, 1))).collect();
+    let units: usize = jobs.iter().map(|(m, _, step)| m.panels().div_ceil(*step)).sum();
+    let error = Mutex::new(None);
+    ctx.pool.run(units, |mut unit| {
+        for (matrix, out, step) in &jobs {
+            let here = matrix.panels().div_ceil(*step);
+            if unit >= here {
+                unit -= here;
+                continue;
+            }
+            let mut results = [[0.0; LANES]; MOST];
+            for tile in &x.tiles {
+                let columns = x.tile(matrix.form.scales(), tile);
+                for panel in unit * step..matrix.panels().min((unit + 1) * step) {
+                    let done = matrix.with_panel(ctx.arena, ctx.model, panel, |bytes| {
+                        panel_tile(
+                            ctx.isa,
+                            matrix.form,
+                            tile.width,
+                            bytes,
+                            &matrix.table,
+                            columns,
+                            &mut results,
+                        );
+                        store(matrix, panel, tile, &results, out);
+                    });
+                    keep(&error, done);
+                }
+            }
+            return;
+        }
+    });
+    outcome(error)
+}
+
+/// `out = silu(gate x) * (up x)`: both panels of the same 16 rows in one unit.
+pub fn gate_up(
+    ctx: Context<'_>,
+    x: &Prepared,
+    gate: &Matrix,
+    up: &Matrix,
+    out: &mut [f32],
+) -> Result<(), ModelError> {
+    let columns = x.tiles.last().map_or(0, |t| t.first + t.used);
+    let step = panels_per_unit(gate, columns, 2);
+    let out = SharedMut::new(out);
+    let error = Mutex::new(None);
+    ctx.pool.run(gate.panels().div_ceil(step), |unit| {
+        let mut results = [[[0.0; LANES]; MOST]; 2];
+        for tile in &x.tiles {
+            for panel in unit * step..gate.panels().min((unit + 1) * step) {
+                for (matrix, results) in [gate, up].into_iter().zip(&mut results) {
+                    let columns = x.tile(matrix.form.scales(), tile);
+                    let done = matrix.with_panel(ctx.arena, ctx.model, panel, |bytes| {
+                        panel_tile(ctx.isa, matrix.form, tile.width, bytes, &matrix.table, columns, results);
+                    });
+                    keep(&error, done);
+                    if matrix.scale != 1.0 {
+                        results.as_flattened_mut().iter_mut().for_each(|v| *v *= matrix.scale);
+                    }
+                }
+                let [g, u] = &mut results;
+                dispatch(ctx.isa, SiluMul { gate: g.as_flattened_mut(), up: u.as_flattened() });
+                let (first, count) = (panel * LANES, LANES.min(gate.rows - panel * LANES));
+                for (c, result) in g[..tile.used].iter().enumerate() {
+                    // SAFETY: each unit has its own panels, so its own elements of every row.
+                    let to = unsafe { out.part((tile.first + c) * gate.rows + first, count) };
+                    to.copy_from_slice(&result[..count]);
+                }
+            }
+        }
+    });
+    outcome(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::activations::{Scales, widths};
+    use crate::forms::{pack_panel, table};
+    use muser_format::DType;
+
+    /// Blocks of every type with random bits and sane scales.
+    fn blocks(dtype: DType) -> Vec<u8> {
+        let file = std::fs::read(muser_testkit::fixture("quant-blocks/blocks.safetensors")).unwrap();
+        let all = safetensors::SafeTensors::deserialize(&file).unwrap();
+        match all.tensor(&format!("{}.blocks", dtype.name())) {
+            Ok(t) => t.data().to_vec(),
+            Err(_) => (0..4096u32).flat_map(|i| ((i as f32 * 0.7).sin() * 3.0).to_le_bytes()).collect(),
+        }
+    }
+
+    /// 16 rows of `cols` values, made of the fixture's blocks in a shuffled order.
+    fn rows(dtype: DType, cols: usize) -> Vec<Vec<u8>> {
+        let blocks = blocks(dtype);
+        let size = dtype.block_bytes();
+        let count = blocks.len() / size;
+        let row = |r: usize| {
+            (0..cols / dtype.block_len())
+                .flat_map(|b| blocks[(r * 37 + b * 11) % count * size..][..size].to_vec())
+                .collect()
+        };
+        (0..LANES).map(row).collect()
+    }
+
+    /// Every type, width and instruction set against the dequantised weights times the quantised activations in f64.
+    #[test]
+    fn every_kernel_multiplies() {
+        let pool = Pool::new(1).unwrap();
+        let cols = 512;
+        let x: Vec<f32> =
+            (0..12 * cols).map(|i| ((i * i % 1013) as f32 * 0.37).sin() * (1.0 + (i % 7) as f32)).collect();
+        for dtype in DType::ALL.iter().copied() {
+            let rows = rows(dtype, cols);
+            let form = FormKind::of(dtype);
+            let mut panel = vec![0i32; form.panel_bytes(cols) / 4];
+            let panel = crate::plain::view_mut::<u8, i32>(&mut panel);
+            pack_panel(dtype, &std::array::from_fn(|r| rows[r].as_slice()), panel);
+            let weights: Vec<Vec<f32>> = rows
+                .iter()
+                .map(|r| {
+                    let mut w = vec![0.0; cols];
+                    muser_format::dequantize(dtype, r, &mut w).unwrap();
+                    w
+                })
+                .collect();
+            let mut scalar: Vec<Vec<u32>> = vec![];
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                for width in widths(isa).iter().copied() {
+                    let mut prepared = Prepared::default();
+                    let picks: Vec<usize> = (0..width).collect();
+                    prepared.fill(&pool, isa, &x, cols, &picks, &[form.scales()]);
+                    let mut results: Vec<[f32; LANES]> = vec![];
+                    for tile in &prepared.tiles {
+                        let mut out = [[0.0; LANES]; MOST];
+                        let words = prepared.tile(form.scales(), tile);
+                        panel_tile(isa, form, tile.width, panel, &table(dtype), words, &mut out);
+                        results.extend(&out[..tile.used]);
+                    }
+                    for (c, result) in results.iter().enumerate() {
+                        let xq = quantised(&x[c * cols..][..cols], form.scales());
+                        for (r, w) in weights.iter().enumerate() {
+                            let products = || w.iter().zip(&xq).map(|(w, x)| *w as f64 * x);
+                            let (want, size) =
+                                (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+                            let apart = (result[r] as f64 - want).abs();
+                            assert!(
+                                apart <= 2e-6 * size,
+                                "{} {isa} width {width}, column {c}, row {r}: {} for {want}",
+                                dtype.name(),
+                                result[r]
+                            );
+                        }
+                        let bits: Vec<u32> = result.iter().map(|v| v.to_bits()).collect();
+                        if scalar.len() == c {
+                            scalar.push(bits.clone());
+                        }
+                        assert!(
+                            scalar[c] == bits,
+                            "{} {isa} width {width}, column {c}: bits differ",
+                            dtype.name()
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the quantised activations stand for.
+    fn quantised(x: &[f32], scales: Scales) -> Vec<f64> {
+        let len = match scales {
+            Scales::Per256 => 256,
+            Scales::Per32 => 32,
+            Scales::Float => return x.iter().map(|v| *v as f64).collect(),
+        };
+        let block = |x: &[f32]| {
+            let most = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let inverse = 127.0 / most;
+            x.iter().map(|v| ((v * inverse).round_ties_even() * (most / 127.0)) as f64).collect::<Vec<_>>()
+        };
+        x.chunks(len).flat_map(block).collect()
+    }
+}

@@ -1,0 +1,110 @@
+//! The vocabulary of the kernels: sixteen 32-bit lanes or 64 bytes at a time, whatever the registers' width.
+//!
+//! A lane is a weight row, or a query, never a part of a sum: no operation here adds lanes up. So every instruction
+//! set gives the same bits, and a kernel is written once.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+
+use crate::isa::Isa;
+
+/// Lanes of a vector: rows of a panel.
+pub const LANES: usize = 16;
+
+/// The operations of an instruction set. A value of the type proves that the processor has it.
+pub trait Simd: Copy + Send + Sync {
+    /// 16 floats.
+    type F: Copy;
+    /// 16 integers of 32 bits.
+    type I: Copy;
+    /// 64 bytes.
+    type B: Copy;
+
+    /// Loads 64 bytes.
+    fn load_b(self, from: &[u8; 64]) -> Self::B;
+    /// A table of 16 bytes, for [`Simd::lookup`].
+    fn table(self, entries: &[u8; 16]) -> Self::B;
+    /// `table[index]` for each byte; indices are below 16.
+    fn lookup(self, table: Self::B, index: Self::B) -> Self::B;
+    /// Each byte and `mask`.
+    fn and_b(self, a: Self::B, mask: u8) -> Self::B;
+    /// Bytes shifted right; bits may come in from a neighbouring byte, so the caller masks.
+    fn shr_b(self, a: Self::B, n: u32) -> Self::B;
+    /// Bytes shifted left; bits may come in from a neighbouring byte, so the caller masks.
+    fn shl_b(self, a: Self::B, n: u32) -> Self::B;
+    /// `low | (high & mask)`.
+    fn or_masked(self, low: Self::B, high: Self::B, mask: u8) -> Self::B;
+
+    /// All lanes `v`.
+    fn splat_i(self, v: i32) -> Self::I;
+    /// Sum.
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Low 32 bits of the product.
+    fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Shift left.
+    fn shl_i(self, a: Self::I, n: u32) -> Self::I;
+    /// 16 unsigned bytes.
+    fn widen_u8(self, from: &[u8; 16]) -> Self::I;
+    /// 16 signed bytes.
+    fn widen_i8(self, from: &[u8; 16]) -> Self::I;
+    /// Adds to each lane the products of its four unsigned bytes of `w` (at most 128) and the four signed bytes of `x`
+    /// (at least -127).
+    fn dot(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
+    /// Like [`Simd::dot`] for bytes that stand 128 above their meaning. The accumulator begins as [`Simd::start_wide`].
+    fn dot_wide(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
+    /// Where a sum of [`Simd::dot_wide`] begins; `negative_sum` is minus the sum of all x that it will see.
+    fn start_wide(self, negative_sum: i32) -> Self::I;
+    /// Adds to each lane the products of its two unsigned bytes of `m` and the two signed halves of `x`.
+    fn pair_dot(self, acc: Self::I, m: &[u8; 32], x: i32) -> Self::I;
+
+    /// All lanes `v`.
+    fn splat_f(self, v: f32) -> Self::F;
+    /// Loads 16 floats.
+    fn load_f(self, from: &[f32; 16]) -> Self::F;
+    /// Stores 16 floats.
+    fn store_f(self, to: &mut [f32; 16], v: Self::F);
+    /// Product.
+    fn mul_f(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Sum.
+    fn add_f(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Integers to floats, rounded to nearest even.
+    fn to_f(self, a: Self::I) -> Self::F;
+    /// Bits as floats.
+    fn bits_f(self, a: Self::I) -> Self::F;
+    /// 16 half-precision numbers, little endian.
+    fn half(self, from: &[u8; 32]) -> Self::F;
+    /// Rounds to half precision, to nearest even.
+    fn to_half(self, to: &mut [u8; 32], v: Self::F);
+    /// 16 bfloat16 numbers, little endian.
+    fn bf16(self, from: &[u8; 32]) -> Self::F;
+}
+
+/// A computation that is compiled once for each instruction set. `eval` and all that it calls are `#[inline(always)]`.
+pub trait Kernel {
+    /// What it returns.
+    type Out;
+    /// Computes.
+    fn eval<S: Simd>(self, s: S) -> Self::Out;
+}
+
+/// Runs `kernel` with the instructions of `isa`. Panics where the processor lacks them: a device checks once.
+pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Out {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512::run(kernel),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::run(kernel),
+        _ => kernel.eval(scalar::Scalar),
+    }
+}
+
+/// Runs a kernel that exists for AVX-512 only.
+#[cfg(target_arch = "x86_64")]
+pub fn wide<K: Kernel>(kernel: K) -> K::Out {
+    avx512::run(kernel)
+}

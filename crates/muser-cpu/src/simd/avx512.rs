@@ -1,0 +1,158 @@
+//! AVX-512 with VNNI: one register is one vector.
+
+use super::{Kernel, Simd};
+use std::arch::x86_64::*;
+
+/// Proof of AVX-512 F, BW, DQ, VL and VNNI: only [`run`] makes one.
+#[derive(Clone, Copy)]
+pub struct Avx512(());
+
+/// Runs a kernel compiled for AVX-512.
+pub fn run<K: Kernel>(kernel: K) -> K::Out {
+    assert!(crate::isa::Isa::Avx512.available(), "the device checked the processor");
+    // SAFETY: the features were just checked.
+    unsafe { eval(kernel) }
+}
+
+/// # Safety
+/// The processor has the features named here.
+#[target_feature(enable = "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn eval<K: Kernel>(kernel: K) -> K::Out {
+    kernel.eval(Avx512(()))
+}
+
+/// An intrinsic of AVX-512.
+macro_rules! op {
+    ($e:expr) => {{
+        // SAFETY: a value of `Avx512` exists only where the processor has the feature; memory operands are references to
+        // arrays of the accessed size, and the accesses need no alignment.
+        #[allow(unused_unsafe)]
+        unsafe {
+            $e
+        }
+    }};
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+
+    #[inline(always)]
+    fn load_b(self, from: &[u8; 64]) -> __m512i {
+        op!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn table(self, entries: &[u8; 16]) -> __m512i {
+        op!(_mm512_broadcast_i32x4(_mm_loadu_si128(entries.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn lookup(self, table: __m512i, index: __m512i) -> __m512i {
+        op!(_mm512_shuffle_epi8(table, index))
+    }
+    #[inline(always)]
+    fn and_b(self, a: __m512i, mask: u8) -> __m512i {
+        op!(_mm512_and_si512(a, _mm512_set1_epi8(mask as i8)))
+    }
+    #[inline(always)]
+    fn shr_b(self, a: __m512i, n: u32) -> __m512i {
+        op!(_mm512_srl_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn shl_b(self, a: __m512i, n: u32) -> __m512i {
+        op!(_mm512_sll_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn or_masked(self, low: __m512i, high: __m512i, mask: u8) -> __m512i {
+        // Truth table of low | (high & mask).
+        op!(_mm512_ternarylogic_epi32::<0b1111_1000>(low, high, _mm512_set1_epi8(mask as i8)))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, v: i32) -> __m512i {
+        op!(_mm512_set1_epi32(v))
+    }
+    #[inline(always)]
+    fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn mul_i(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_mullo_epi32(a, b))
+    }
+    #[inline(always)]
+    fn shl_i(self, a: __m512i, n: u32) -> __m512i {
+        op!(_mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn widen_u8(self, from: &[u8; 16]) -> __m512i {
+        op!(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn widen_i8(self, from: &[u8; 16]) -> __m512i {
+        op!(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn dot(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        op!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)))
+    }
+    #[inline(always)]
+    fn dot_wide(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        op!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)))
+    }
+    #[inline(always)]
+    fn start_wide(self, negative_sum: i32) -> __m512i {
+        op!(_mm512_slli_epi32::<7>(_mm512_set1_epi32(negative_sum)))
+    }
+    #[inline(always)]
+    fn pair_dot(self, acc: __m512i, m: &[u8; 32], x: i32) -> __m512i {
+        let m = op!(_mm512_cvtepu8_epi16(_mm256_loadu_si256(m.as_ptr().cast())));
+        op!(_mm512_dpwssd_epi32(acc, m, _mm512_set1_epi32(x)))
+    }
+
+    #[inline(always)]
+    fn splat_f(self, v: f32) -> __m512 {
+        op!(_mm512_set1_ps(v))
+    }
+    #[inline(always)]
+    fn load_f(self, from: &[f32; 16]) -> __m512 {
+        op!(_mm512_loadu_ps(from.as_ptr()))
+    }
+    #[inline(always)]
+    fn store_f(self, to: &mut [f32; 16], v: __m512) {
+        op!(_mm512_storeu_ps(to.as_mut_ptr(), v))
+    }
+    #[inline(always)]
+    fn mul_f(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn add_f(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn to_f(self, a: __m512i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(a))
+    }
+    #[inline(always)]
+    fn bits_f(self, a: __m512i) -> __m512 {
+        op!(_mm512_castsi512_ps(a))
+    }
+    #[inline(always)]
+    fn half(self, from: &[u8; 32]) -> __m512 {
+        op!(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn to_half(self, to: &mut [u8; 32], v: __m512) {
+        op!(_mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+    #[inline(always)]
+    fn bf16(self, from: &[u8; 32]) -> __m512 {
+        let wide = op!(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast())));
+        op!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+    }
+}
