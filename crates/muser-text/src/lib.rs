@@ -1,9 +1,14 @@
 //! Tokenizer, chat template, and the parser of channels and tool calls.
 
+mod atem;
+pub mod channels;
+pub mod messages;
 mod split;
 pub mod template;
 pub mod tokenizer;
+mod types;
 
+pub use channels::{ChannelParser, Event, Message, ToolCall, parse_message};
 pub use template::ChatTemplate;
 pub use tokenizer::{Detokenizer, Specials, Tokenizer, Vocab};
 
