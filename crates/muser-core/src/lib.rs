@@ -1,6 +1,7 @@
 //! The model as data: geometry, the plan, the device trait, sessions, sampling, the f32 reference.
 
 pub mod compare;
+pub mod cost;
 pub mod device;
 pub mod geometry;
 pub mod model;

@@ -89,10 +89,7 @@ pub struct Synthetic {
 impl Synthetic {
     /// Weights for the target (`features` = 0) or for a drafter that reads `features` concatenated target layers.
     pub fn new(net: Net, geometry: Geometry, features: usize, mix: QuantMix, seed: u64) -> Self {
-        let floats = |n: usize, v: f32| (0..n).flat_map(|_| v.to_le_bytes()).collect::<Vec<u8>>();
-        let ones = floats(geometry.hidden.max(geometry.ff), 1.0);
-        let qk_scale = floats(geometry.head_dim, 3.87);
-        let mut s = Synthetic { net, features, mix, pools: HashMap::new(), ones, qk_scale, geometry };
+        let mut s = Self::shapes(net, geometry, features, mix);
         let mut random = SplitMix(seed);
         let mut sizes: HashMap<(DType, usize), usize> = HashMap::new();
         for layer in 0..s.geometry.layers.len() {
@@ -108,6 +105,14 @@ impl Synthetic {
             s.pools.insert((dtype, cols), pool(dtype, cols, bytes, &mut random));
         }
         s
+    }
+
+    /// The same shapes and types with empty data: enough to plan, route and count with, not to run.
+    pub fn shapes(net: Net, geometry: Geometry, features: usize, mix: QuantMix) -> Self {
+        let floats = |n: usize, v: f32| (0..n).flat_map(|_| v.to_le_bytes()).collect::<Vec<u8>>();
+        let ones = floats(geometry.hidden.max(geometry.ff), 1.0);
+        let qk_scale = floats(geometry.head_dim, 3.87);
+        Synthetic { net, features, mix, pools: HashMap::new(), ones, qk_scale, geometry }
     }
 
     fn shape(&self, kind: Kind, layer: usize) -> Option<(DType, usize, usize)> {
@@ -147,7 +152,11 @@ impl Weights for Synthetic {
             (data.len() >= cols * 4).then_some((1, cols))
         };
         if let Some((dtype, rows, cols)) = self.shape(slot.kind, slot.layer as usize) {
-            let data = self.pools.get(&(dtype, cols))?.get(..rows * dtype.row_bytes(cols)?)?;
+            let bytes = rows * dtype.row_bytes(cols)?;
+            let data = match self.pools.get(&(dtype, cols)) {
+                Some(pool) => pool.get(..bytes)?,
+                None => &[],
+            };
             return Some(TensorView { dtype, rows, cols, data, scale: 1.0 });
         }
         let g = &self.geometry;
