@@ -1,2 +1,22 @@
 //! muser: the command line.
-fn main() {}
+
+mod args;
+mod cmd;
+mod device;
+mod listing;
+mod open;
+mod output;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match args::Cli::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", output::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

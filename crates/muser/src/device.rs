@@ -1,0 +1,147 @@
+//! Which device runs the model, and how.
+
+use crate::open::Opened;
+use crate::output;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use muser_core::{Device, KvType, Lane, Pass, Reference, Route};
+use std::fmt;
+use std::str::FromStr;
+
+/// Devices by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceName {
+    /// A GPU if one is usable and the model fits, else the processor.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// This NVIDIA GPU.
+    Cuda(usize),
+    /// The naive f32 reference: slow, for checks.
+    Reference,
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(DeviceName::Auto),
+            "cpu" => Ok(DeviceName::Cpu),
+            "reference" => Ok(DeviceName::Reference),
+            "cuda" => Ok(DeviceName::Cuda(0)),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|n| n.parse().ok())
+                .map(DeviceName::Cuda)
+                .ok_or_else(|| "is none of auto, cpu, cuda, cuda:N, reference".to_string()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceName::Auto => f.write_str("auto"),
+            DeviceName::Cpu => f.write_str("cpu"),
+            DeviceName::Cuda(n) => write!(f, "cuda:{n}"),
+            DeviceName::Reference => f.write_str("reference"),
+        }
+    }
+}
+
+/// Arithmetic by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LaneName {
+    /// The fastest that keeps quality
+    #[default]
+    Serving,
+    /// The same bits on every device, thread count and batch
+    Strict,
+}
+
+impl From<LaneName> for Lane {
+    fn from(name: LaneName) -> Lane {
+        match name {
+            LaneName::Serving => Lane::Serving,
+            LaneName::Strict => Lane::Strict,
+        }
+    }
+}
+
+/// Types of cached keys and values by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum KvName {
+    /// Half precision
+    #[default]
+    F16,
+    /// 8-bit blocks: half the memory
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// Single precision: the reference device only
+    F32,
+}
+
+impl From<KvName> for KvType {
+    fn from(name: KvName) -> KvType {
+        match name {
+            KvName::F16 => KvType::F16,
+            KvName::Q8_0 => KvType::Q8_0,
+            KvName::F32 => KvType::F32,
+        }
+    }
+}
+
+/// How the model is run.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceArgs {
+    /// auto, cpu, cuda, cuda:N or reference (naive and slow, for checks)
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub device: DeviceName,
+    /// Arithmetic
+    #[arg(long, value_enum, default_value = "serving")]
+    pub lane: LaneName,
+    /// Threads of the CPU device [default: one a core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Rows that one pass computes at most: prefill goes in chunks of this many
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=8192))]
+    pub chunk: u16,
+    /// Type of cached keys and values
+    #[arg(long, value_enum, default_value = "f16")]
+    pub kv: KvName,
+}
+
+impl DeviceArgs {
+    /// Loads the model on the device that was asked for.
+    pub fn load(&self, opened: &Opened) -> Result<Box<dyn Device>> {
+        self.load_on(self.device, opened)
+    }
+
+    /// Loads the model on this device.
+    pub fn load_on(&self, device: DeviceName, opened: &Opened) -> Result<Box<dyn Device>> {
+        match device {
+            DeviceName::Cuda(_) => bail!("this build has no CUDA device; give --device cpu"),
+            DeviceName::Reference | DeviceName::Auto | DeviceName::Cpu => {
+                if self.kv == KvName::Q8_0 {
+                    bail!("the reference device keeps keys and values as f16 or f32; give --kv f16 or f32");
+                }
+                let progress = output::progress("loading", true);
+                progress.finish_and_clear();
+                Ok(Box::new(Reference::new(opened.model.clone(), self.kv.into(), usize::from(self.chunk))))
+            }
+        }
+    }
+    /// The kernels of a pass in order, with the device's name; nothing is loaded.
+    pub fn routes(
+        &self,
+        opened: &Opened,
+        pass: Pass,
+        rows: usize,
+        depth: usize,
+    ) -> Result<(String, Vec<Route>)> {
+        let device = Reference::new(opened.model.clone(), self.kv.into(), usize::from(self.chunk));
+        Ok((device.info().name, device.routes(pass, rows, depth)))
+    }
+}
