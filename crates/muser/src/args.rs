@@ -16,6 +16,8 @@ pub struct Cli {
 enum Command {
     Inspect(cmd::inspect::Inspect),
     Kernels(cmd::kernels::Kernels),
+    Tokenize(cmd::tokenize::Tokenize),
+    Template(cmd::template::Template),
     /// Print a completion script for a shell
     Completions {
         /// bash, elvish, fish, powershell or zsh
@@ -29,6 +31,8 @@ impl Cli {
         match self.command {
             Some(Command::Inspect(args)) => args.run(),
             Some(Command::Kernels(args)) => args.run(),
+            Some(Command::Tokenize(args)) => args.run(),
+            Some(Command::Template(args)) => args.run(),
             Some(Command::Completions { shell }) => {
                 clap_complete::generate(shell, &mut Cli::command(), "muser", &mut std::io::stdout());
                 Ok(())

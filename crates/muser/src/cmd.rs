@@ -2,3 +2,5 @@
 
 pub mod inspect;
 pub mod kernels;
+pub mod template;
+pub mod tokenize;

@@ -3,9 +3,11 @@
 mod args;
 mod cmd;
 mod device;
+mod input;
 mod listing;
 mod open;
 mod output;
+mod text;
 
 use clap::Parser;
 use std::process::ExitCode;
