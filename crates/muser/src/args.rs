@@ -16,6 +16,8 @@ pub struct Cli {
 enum Command {
     Inspect(cmd::inspect::Inspect),
     Kernels(cmd::kernels::Kernels),
+    Trace(cmd::trace::Trace),
+    Logits(cmd::logits::Logits),
     Tokenize(cmd::tokenize::Tokenize),
     Template(cmd::template::Template),
     /// Print a completion script for a shell
@@ -31,6 +33,8 @@ impl Cli {
         match self.command {
             Some(Command::Inspect(args)) => args.run(),
             Some(Command::Kernels(args)) => args.run(),
+            Some(Command::Trace(args)) => args.run(),
+            Some(Command::Logits(args)) => args.run(),
             Some(Command::Tokenize(args)) => args.run(),
             Some(Command::Template(args)) => args.run(),
             Some(Command::Completions { shell }) => {

@@ -2,5 +2,7 @@
 
 pub mod inspect;
 pub mod kernels;
+pub mod logits;
 pub mod template;
 pub mod tokenize;
+pub mod trace;

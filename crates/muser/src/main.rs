@@ -5,6 +5,7 @@ mod cmd;
 mod device;
 mod input;
 mod listing;
+mod npy;
 mod open;
 mod output;
 mod text;
