@@ -4,7 +4,8 @@ use crate::open::Opened;
 use crate::output;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use muser_core::{Device, DeviceInfo, KvType, Lane, Pass, Reference, Route};
+use muser_core::{Device, KvType, Lane, Pass, Reference, Route};
+use muser_cpu::{CpuDevice, CpuOptions, Isa, probe};
 use std::fmt;
 use std::str::FromStr;
 
@@ -105,12 +106,25 @@ pub struct DeviceArgs {
     /// Threads of the CPU device [default: one a core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Instructions of the CPU device: avx512, avx2 or scalar [default: the best there are]
+    #[arg(long, value_name = "NAME", value_parser = parse_isa)]
+    pub isa: Option<Isa>,
+    /// CPU: leave weights in the file and unpack them at every use; starts at once, decodes slowly
+    #[arg(long)]
+    pub mapped: bool,
     /// Rows that one pass computes at most: prefill goes in chunks of this many
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=8192))]
     pub chunk: u16,
     /// Type of cached keys and values
     #[arg(long, value_enum, default_value = "f16")]
     pub kv: KvName,
+}
+
+fn parse_isa(name: &str) -> Result<Isa, String> {
+    Isa::from_name(name).ok_or_else(|| {
+        let names: Vec<&str> = Isa::ALL.iter().map(|isa| isa.name()).collect();
+        format!("is none of {}", names.join(", "))
+    })
 }
 
 impl DeviceArgs {
@@ -121,18 +135,35 @@ impl DeviceArgs {
 
     /// Loads the model on this device.
     pub fn load_on(&self, device: DeviceName, opened: &Opened) -> Result<Box<dyn Device>> {
+        let max_rows = usize::from(self.chunk);
         match device {
             DeviceName::Cuda(_) => bail!("this build has no CUDA device; give --device cpu"),
-            DeviceName::Reference | DeviceName::Auto | DeviceName::Cpu => {
-                if self.kv == KvName::Q8_0 {
-                    bail!("the reference device keeps keys and values as f16 or f32; give --kv f16 or f32");
-                }
-                let progress = output::progress("loading", true);
-                progress.finish_and_clear();
-                Ok(Box::new(Reference::new(opened.model.clone(), self.kv.into(), usize::from(self.chunk))))
+            DeviceName::Reference if self.kv == KvName::Q8_0 => {
+                bail!("the reference device keeps keys and values as f16 or f32; give --kv f16 or f32")
+            }
+            DeviceName::Reference => {
+                Ok(Box::new(Reference::new(opened.model.clone(), self.kv.into(), max_rows)))
+            }
+            DeviceName::Auto | DeviceName::Cpu => {
+                let options = CpuOptions {
+                    lane: self.lane.into(),
+                    threads: self.threads.map(usize::from),
+                    isa: self.isa,
+                    max_rows,
+                    kv: self.kv.into(),
+                    mapped: self.mapped,
+                };
+                let bar = output::progress("loading", true);
+                let device = CpuDevice::load(opened.model.clone(), &options, &mut |done, total| {
+                    bar.set_length(total);
+                    bar.set_position(done);
+                });
+                bar.finish_and_clear();
+                Ok(Box::new(device?))
             }
         }
     }
+
     /// The kernels of a pass in order, with the device's name; nothing is loaded.
     pub fn routes(
         &self,
@@ -141,8 +172,18 @@ impl DeviceArgs {
         rows: usize,
         depth: usize,
     ) -> Result<(String, Vec<Route>)> {
-        let device = Reference::new(opened.model.clone(), self.kv.into(), usize::from(self.chunk));
-        Ok((device.info().name, device.routes(pass, rows, depth)))
+        match self.device {
+            DeviceName::Cuda(_) => bail!("this build has no CUDA device; give --device cpu"),
+            DeviceName::Reference => {
+                let device = Reference::new(opened.model.clone(), KvType::F16, usize::from(self.chunk));
+                Ok((device.info().name, device.routes(pass, rows, depth)))
+            }
+            DeviceName::Auto | DeviceName::Cpu => {
+                let isa = self.isa.unwrap_or_else(Isa::best);
+                let lane = self.lane.into();
+                Ok((format!("cpu {isa}"), muser_cpu::routes(&opened.model, pass, rows, lane, isa)))
+            }
+        }
     }
 }
 
@@ -156,8 +197,12 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Measures the device that `info` describes.
-    pub fn measure(_info: &DeviceInfo, _threads: Option<u16>) -> Limits {
-        Limits { bytes_per_second: 20e9, operations_per_second: 1e12 }
+    /// Measures this machine's processor with `threads` threads; takes about a second.
+    pub fn measure(threads: Option<u16>) -> Limits {
+        let threads = threads.map_or_else(|| muser_cpu::features().threads, usize::from);
+        Limits {
+            bytes_per_second: probe::read_bandwidth(threads, 1 << 30),
+            operations_per_second: probe::int8_peak(threads),
+        }
     }
 }

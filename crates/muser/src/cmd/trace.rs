@@ -102,7 +102,7 @@ impl Trace {
         }
         let mut device = self.device.load(&opened)?;
         let measured = measure(device.as_mut(), &opened, pass, rows, self.depth, self.repeat)?;
-        let limits = Limits::measure(&device.info(), self.device.threads);
+        let limits = Limits::measure(self.device.threads);
         let batch = Batch {
             rows,
             sequences: 1,
