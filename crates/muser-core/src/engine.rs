@@ -25,7 +25,9 @@ pub enum EngineError {
     #[error(transparent)]
     Sample(#[from] SampleError),
     /// The session is full.
-    #[error("the context of {context} tokens is full: {used} are used and {wanted} more were given; shorten the prompt or give a larger context")]
+    #[error(
+        "the context of {context} tokens is full: {used} are used and {wanted} more were given; shorten the prompt or give a larger context"
+    )]
     #[allow(missing_docs)]
     ContextFull { context: usize, used: usize, wanted: usize },
     /// A call that does not fit the session's state.
@@ -104,6 +106,7 @@ impl Engine {
             waiting: VecDeque::new(),
             forced: VecDeque::new(),
             high: 0,
+            floor: 0,
             sampler,
             constraint: None,
             drafting,
@@ -176,6 +179,9 @@ impl Engine {
             return false;
         }
         session.tokens.truncate(len);
+        if len == 0 {
+            (session.high, session.floor) = (0, 0);
+        }
         session.waiting.clear();
         session.forced.clear();
         session.sampler.set_history(&session.tokens);
@@ -189,9 +195,22 @@ impl Engine {
 
     /// Whether [`Engine::rewind`] to `len` would succeed: a ring of window + max_rows rows still holds every position that a row at `len` sees.
     pub fn can_rewind(&self, session: &Session, len: usize) -> bool {
+        self.can_rewind_after(session, len, 0)
+    }
+
+    /// Whether [`Engine::rewind`] to `len` would still succeed once `rows` more rows were computed.
+    pub fn can_rewind_after(&self, session: &Session, len: usize, rows: usize) -> bool {
         let room = self.info.max_rows;
-        let kept = |window: usize| session.high <= window + room || len + room >= session.high;
-        len == 0 || self.model.plans.caches.iter().filter_map(|c| c.window).all(kept)
+        let high = session.high.max(session.tokens.len() + rows);
+        let kept = |window: usize| high <= window + room || len + room >= high;
+        len == 0
+            || (len >= session.floor && self.model.plans.caches.iter().filter_map(|c| c.window).all(kept))
+    }
+
+    /// Bytes of the keys and values of `len` positions, as [`Engine::save_prefix`] would write them in f16.
+    pub fn state_bytes(&self, len: usize) -> usize {
+        let rows = |window: Option<usize>| window.map_or(len, |w| w.min(len));
+        self.model.plans.caches.iter().map(|c| rows(c.window) * c.kv_heads * c.head_dim * 2 * 2).sum()
     }
 
     /// Logits of every position of `tokens` on a fresh sequence, computed `chunk` rows at a time.
@@ -227,7 +246,9 @@ impl Engine {
 
     /// Injects what a parked session has kept back.
     fn flush_parked(&mut self, session: &mut Session) -> Result<(), EngineError> {
-        let Some(drafting) = session.drafting.as_mut().filter(|d| !d.parked.is_empty()) else { return Ok(()) };
+        let Some(drafting) = session.drafting.as_mut().filter(|d| !d.parked.is_empty()) else {
+            return Ok(());
+        };
         let row = |(i, feature): (usize, &u32)| Row {
             feature: *feature,
             ..Row::new(session.seq, (drafting.injected + i) as u32, 0)

@@ -36,6 +36,8 @@ pub struct Session {
     pub(crate) forced: VecDeque<u32>,
     /// One past the highest position that was ever written: decides how far back a ring still holds rows.
     pub(crate) high: usize,
+    /// Shortest length that can be rewound to, besides 0: a restored or forked ring holds no more than its window.
+    pub(crate) floor: usize,
     pub(crate) sampler: Sampler,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) drafting: Option<Drafting>,
