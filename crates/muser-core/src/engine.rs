@@ -3,7 +3,7 @@
 mod decode;
 mod state;
 
-use crate::adapt::Pace;
+use crate::adapt::{Costs, Pace};
 use crate::device::{Device, DeviceError, DeviceInfo, Row};
 use crate::model::Model;
 use crate::plan::Pass;
@@ -61,6 +61,8 @@ pub struct Engine {
     info: DeviceInfo,
     /// Feature rows beyond a batch's own, free for parked sessions.
     free_features: Vec<u32>,
+    /// Measured seconds of passes, which decide how many rows are drafted.
+    costs: Costs,
 }
 
 impl Engine {
@@ -69,7 +71,7 @@ impl Engine {
         let info = device.info();
         let draft = if model.plans.draft.is_some() { draft } else { DraftMode::Off };
         let free_features = (info.max_rows as u32..2 * info.max_rows as u32).collect();
-        Engine { device, model, draft, info, free_features }
+        Engine { device, model, draft, info, free_features, costs: Costs::default() }
     }
 
     /// The model.
@@ -155,6 +157,8 @@ impl Engine {
         self.flush_parked(session)?;
         self.device.run(Pass::Target, &batch, None)?;
         session.high = session.high.max(used + n);
+        // Logits are those of the last pass: sampled before the next one.
+        let sampled = if last { Some(session.choose(self.device.logits(0)?)) } else { None };
         if session.drafting.is_some() {
             self.device.run(Pass::Inject, &batch, None)?;
         }
@@ -162,8 +166,8 @@ impl Engine {
         if let Some(drafting) = session.drafting.as_mut() {
             drafting.injected = session.tokens.len();
         }
-        if last {
-            let sampled = session.choose(self.device.logits(0)?)?;
+        if let Some(sampled) = sampled {
+            let sampled = sampled?;
             session.waiting.push_back(sampled.token);
             if let Flow::Force(tokens) = sink(&sampled) {
                 session.forced.extend(tokens);

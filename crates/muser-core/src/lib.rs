@@ -1,18 +1,23 @@
 //! The model as data: geometry, the plan, the device trait, sessions, sampling, the f32 reference.
 
+pub mod adapt;
 pub mod compare;
 pub mod cost;
 pub mod device;
+pub mod engine;
 pub mod geometry;
 pub mod model;
 pub mod oracle;
 pub mod plan;
 pub mod receipt;
 pub mod sample;
+pub mod session;
 pub mod strict;
 
 pub use device::{Device, DeviceError, DeviceInfo, Lane, Observer, Route, Row, SeqId};
+pub use engine::{Active, DraftMode, Engine, EngineError, StepStats};
 pub use geometry::{CacheSpec, DraftSpec, Geometry, KvType, LayerKind, RopePairs};
 pub use model::{Model, ModelError, TensorView};
 pub use oracle::Reference;
 pub use plan::{Buf, Kind, Mask, Net, Op, Pass, Plan, Plans, Slot, Step};
+pub use session::{Constraint, Flow, Session};

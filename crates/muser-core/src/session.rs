@@ -49,7 +49,7 @@ pub(crate) struct Drafting {
     pub injected: usize,
     /// Feature rows of the positions `injected..tokens.len()` that were captured while drafting was parked.
     pub parked: Vec<u32>,
-    /// Chooses the block length by measured cost and acceptance.
+    /// What this session's drafts were worth.
     pub pace: Pace,
 }
 

@@ -57,7 +57,12 @@ pub fn prefill(engine: &mut Engine, session: &mut Session, prompt: &[u32], out: 
 }
 
 /// Decodes a group until every session has `count` tokens or an end token. Returns (target passes, accepted rows) a session.
-pub fn decode(engine: &mut Engine, sessions: &mut [Session], outs: &mut [Vec<u32>], count: usize) -> Vec<(usize, usize)> {
+pub fn decode(
+    engine: &mut Engine,
+    sessions: &mut [Session],
+    outs: &mut [Vec<u32>],
+    count: usize,
+) -> Vec<(usize, usize)> {
     let done = |out: &Vec<u32>| out.len() >= count || out.last().is_some_and(|t| MINI_END.contains(t));
     let mut stats = vec![(0, 0); sessions.len()];
     loop {
@@ -161,7 +166,8 @@ pub fn acceptance(make: Make, model: &Arc<Model>) -> (f64, f64) {
             .iter()
             .filter(|g| g.name.starts_with("prose") == prose)
             .map(|g| {
-                let (out, (passes, _)) = generate(make, model, DraftMode::Fixed(15), &greedy(), &g.prompt, 64);
+                let (out, (passes, _)) =
+                    generate(make, model, DraftMode::Fixed(15), &greedy(), &g.prompt, 64);
                 (out.len() - 1) as f64 / passes.max(1) as f64
             })
             .collect();

@@ -3,6 +3,7 @@
 //! A device's tests hand [`suite`] a way to make the device; the cases and their tolerances stand here, once.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+pub mod drafting;
 pub mod fixtures;
 pub mod suite;
 

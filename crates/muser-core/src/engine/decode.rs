@@ -1,6 +1,7 @@
 //! One decode step of a group: drafts where they pay, one target pass for all rows, acceptance, injection.
 
 use super::{Engine, EngineError, PARKED_ROWS};
+use crate::adapt::blocks;
 use crate::device::Row;
 use crate::plan::Pass;
 use crate::sample::Sampled;
@@ -34,7 +35,9 @@ impl Engine {
         for active in group.iter() {
             let s = &active.session;
             if s.waiting.len() != 1 {
-                return Err(EngineError::Misuse("a session in a group has exactly one waiting token: prefill it first"));
+                return Err(EngineError::Misuse(
+                    "a session in a group has exactly one waiting token: prefill it first",
+                ));
             }
             if s.tokens.len() >= s.context {
                 return Err(EngineError::ContextFull { context: s.context, used: s.tokens.len(), wanted: 1 });
@@ -47,7 +50,7 @@ impl Engine {
         self.device.run(Pass::Target, &rows, None)?;
         let greedy = group.iter().all(|a| a.session.plain_greedy());
         let best = if greedy { self.device.best()? } else { vec![] };
-        let seconds = start.elapsed().as_secs_f64();
+        self.costs.target(rows.len(), start.elapsed().as_secs_f64());
 
         let mut all = vec![];
         let mut inject = vec![];
@@ -56,7 +59,7 @@ impl Engine {
             active.session.high = active.session.high.max(active.session.tokens.len() + draft.len() + 1);
             let stats = self.accept(active, draft, first, best)?;
             if let Some(drafting) = active.session.drafting.as_mut() {
-                drafting.pace.verified(rows.len(), seconds, stats.drafted, stats.accepted);
+                drafting.pace.observe(stats.drafted, stats.accepted);
             }
             self.keep_features(active.session, &rows[first..=first + stats.accepted], &mut inject);
             all.push(stats);
@@ -72,37 +75,46 @@ impl Engine {
         let Some(spec) = self.model.plans.draft.as_ref().map(|d| d.spec.clone()) else {
             return Ok(vec![vec![]; group.len()]);
         };
-        let share = self.info.max_rows / group.len().max(1);
-        let mut rows = vec![];
-        let mut counts = vec![];
-        for active in group.iter_mut() {
-            let room = active.session.context - active.session.tokens.len() - 1;
-            let most = room.min(share.saturating_sub(1)).min(spec.block - 1);
-            let wanted = active.session.drafting.as_mut().map_or(0, |d| d.pace.rows());
-            let count = wanted.min(most);
-            if count > 0 {
-                self.flush_parked(active.session)?;
-                let s = &active.session;
-                let anchor = s.tokens.len();
-                rows.push(Row::new(s.seq, anchor as u32, s.waiting[0]));
-                rows.extend((1..=count).map(|i| Row::new(s.seq, (anchor + i) as u32, spec.mask_token).with_logits()));
-            }
-            counts.push(count);
-        }
-        if rows.is_empty() {
+        let counts = self.block_lengths(group, spec.block - 1);
+        if counts.iter().all(|count| *count == 0) {
             return Ok(vec![vec![]; group.len()]);
         }
         let start = Instant::now();
+        let mut rows = vec![];
+        for (active, count) in group.iter_mut().zip(&counts).filter(|(_, count)| **count > 0) {
+            self.flush_parked(active.session)?;
+            let s = &active.session;
+            let anchor = s.tokens.len();
+            rows.push(Row::new(s.seq, anchor as u32, s.waiting[0]));
+            // The masks' keys stand in the drafter's ring until real features replace them.
+            rows.extend(
+                (1..=*count).map(|i| Row::new(s.seq, (anchor + i) as u32, spec.mask_token).with_logits()),
+            );
+        }
         self.device.run(Pass::Draft, &rows, None)?;
         let mut best = self.device.best()?.into_iter();
-        let seconds = start.elapsed().as_secs_f64();
-        for (active, count) in group.iter_mut().zip(&counts) {
-            // The masks' keys stand in the drafter's ring until real features replace them.
-            if let Some(drafting) = active.session.drafting.as_mut().filter(|_| *count > 0) {
-                drafting.pace.drafted(rows.len(), seconds);
+        self.costs.draft(rows.len(), start.elapsed().as_secs_f64());
+        Ok(counts.iter().map(|count| best.by_ref().take(*count).collect()).collect())
+    }
+
+    /// How many rows each session drafts, at most `most`.
+    fn block_lengths(&self, group: &mut [Active<'_>], most: usize) -> Vec<usize> {
+        let share = (self.info.max_rows / group.len().max(1)).saturating_sub(1);
+        let mut counts = vec![0; group.len()];
+        let mut paces = vec![];
+        let mut which = vec![];
+        for (i, active) in group.iter_mut().enumerate() {
+            let session = &mut *active.session;
+            let room = (session.context - session.tokens.len() - 1).min(share).min(most);
+            if let Some(drafting) = session.drafting.as_mut() {
+                paces.push((&mut drafting.pace, room));
+                which.push(i);
             }
         }
-        Ok(counts.iter().map(|count| best.by_ref().take(*count).collect()).collect())
+        for (i, count) in which.into_iter().zip(blocks(&self.costs, &mut paces)) {
+            counts[i] = count;
+        }
+        counts
     }
 
     /// Rows of the target pass, and where each session's rows begin.
@@ -114,7 +126,10 @@ impl Engine {
             let s = &active.session;
             for (i, token) in s.waiting.iter().chain(draft).enumerate() {
                 let feature = rows.len() as u32;
-                rows.push(Row { feature, ..Row::new(s.seq, (s.tokens.len() + i) as u32, *token).with_logits() });
+                rows.push(Row {
+                    feature,
+                    ..Row::new(s.seq, (s.tokens.len() + i) as u32, *token).with_logits()
+                });
             }
             // A plain row of a parked session keeps its features until enough of them wait.
             let parks = draft.is_empty() && s.drafting.as_ref().is_some_and(|d| d.parked.len() < PARKED_ROWS);
@@ -169,7 +184,9 @@ impl Engine {
             _ => {
                 let first = drafting.injected as u32;
                 let parked = drafting.parked.iter().enumerate();
-                inject.extend(parked.map(|(i, f)| Row { feature: *f, ..Row::new(session.seq, first + i as u32, 0) }));
+                inject.extend(
+                    parked.map(|(i, f)| Row { feature: *f, ..Row::new(session.seq, first + i as u32, 0) }),
+                );
                 inject.extend(rows);
                 self.free_features.append(&mut drafting.parked);
                 drafting.injected = session.tokens.len();

@@ -1,0 +1,271 @@
+//! How many rows to draft: by what passes cost and by what was accepted.
+//!
+//! A step of G sequences with D drafted rows takes one draft pass and one target pass of G + D rows, and gains G tokens
+//! and the drafted ones that are confirmed. The row that is j-th in its block is confirmed with the probability that all
+//! j are: a falling sequence for each block. So the best D rows of a group are the D largest of these probabilities, and
+//! the best D is where expected tokens over expected seconds is largest; D = 0 is plain decoding. [`Costs`] holds the
+//! seconds, one for an engine; [`Pace`] holds the probabilities, one for each sequence; [`blocks`] chooses.
+//!
+//! Nothing here reads a clock: equal measurements give equal choices.
+
+use std::collections::BTreeMap;
+
+/// Seconds of passes by their number of rows.
+#[derive(Clone, Debug, Default)]
+pub struct Costs {
+    target: Curve,
+    draft: Curve,
+}
+
+impl Costs {
+    /// A target pass of so many rows took so long.
+    pub fn target(&mut self, rows: usize, seconds: f64) {
+        self.target.add(rows, seconds);
+    }
+
+    /// Drafting of so many rows took so long, with what the drafter's caches need beforehand.
+    pub fn draft(&mut self, rows: usize, seconds: f64) {
+        self.draft.add(rows, seconds);
+    }
+}
+
+/// Passes after which a plain step is measured again while drafts are running, for it is what they are compared with.
+const PLAIN_AGE: u64 = 128;
+/// Measurements of a row count that are kept. The second shortest counts: other work on the machine only ever adds time.
+/// Of fewer than [`SETTLED`] it is the shortest.
+const KEPT: usize = 5;
+const SETTLED: usize = 3;
+/// Passes after which an unsettled and a settled row count are forgotten: one may have been measured at a bad moment, and
+/// contexts grow.
+const OLDEST: [u64; 2] = [128, 1024];
+
+#[derive(Clone, Debug, Default)]
+struct Curve {
+    points: BTreeMap<usize, Point>,
+    passes: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Point {
+    /// The last measurements, oldest first. The first pass of a row count is not one: it compiles, captures and touches
+    /// memory for the first time.
+    recent: Vec<f64>,
+    /// Number of the pass that was measured last.
+    last: u64,
+}
+
+impl Point {
+    fn seconds(&self) -> Option<f64> {
+        let mut sorted = self.recent.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        sorted.get(usize::from(self.is_settled())).copied()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.recent.len() >= SETTLED
+    }
+}
+
+impl Curve {
+    fn add(&mut self, rows: usize, seconds: f64) {
+        self.passes += 1;
+        let last = self.passes;
+        let Some(point) = self.points.get_mut(&rows) else {
+            self.points.insert(rows, Point { recent: vec![], last });
+            return;
+        };
+        if last - point.last > OLDEST[1] {
+            point.recent.clear();
+        }
+        if point.recent.len() == KEPT {
+            point.recent.remove(0);
+        }
+        point.recent.push(seconds);
+        point.last = last;
+    }
+
+    /// Row counts with measurements that still count.
+    fn known(&self) -> impl DoubleEndedIterator<Item = (f64, f64)> {
+        let counts = |p: &Point| self.passes - p.last <= OLDEST[usize::from(p.is_settled())];
+        let points = self.points.iter().filter(move |(_, p)| counts(p));
+        points.filter_map(|(rows, p)| Some((*rows as f64, p.seconds()?)))
+    }
+
+    /// Seconds of a pass: measured, between measurements by a straight line, beyond them by the last slope, and never more
+    /// than a pass of more rows took. What was never measured is tried as if it were free.
+    fn estimate(&self, rows: usize) -> Option<f64> {
+        let x = rows as f64;
+        let below = self.known().rfind(|(r, _)| *r <= x);
+        let more = self.known().filter(|(r, _)| *r > x).map(|(_, s)| s).reduce(f64::min);
+        let (r1, s1) = match below {
+            Some(point) => point,
+            None => return more,
+        };
+        let line = |(r0, s0): (f64, f64), (r1, s1): (f64, f64)| s0 + (s1 - s0) * (x - r0) / (r1 - r0);
+        let above = self.known().find(|(r, _)| *r > x);
+        let before = self.known().rfind(|(r, _)| *r < r1);
+        let straight = match (above, before) {
+            _ if r1 == x => s1,
+            (Some(above), _) => line((r1, s1), above),
+            (None, Some(before)) => line(before, (r1, s1)).max(s1),
+            (None, None) => s1,
+        };
+        Some(more.map_or(straight, |more| straight.min(more)))
+    }
+
+    /// Whether passes of exactly this row count are settled and were measured lately.
+    fn is_fresh(&self, rows: usize) -> bool {
+        self.points.get(&rows).is_some_and(|p| p.is_settled() && self.passes - p.last < PLAIN_AGE)
+    }
+}
+
+/// Longest first block of a sequence.
+const FIRST_REACH: usize = 4;
+/// Plain tokens before a parked sequence tries a draft again, at first and at most.
+const RETRY: [usize; 2] = [64, 512];
+/// Rows of such a try.
+const TRY_ROWS: usize = 3;
+/// Gain over plain decoding that a try must make possible.
+const TRY_MARGIN: f64 = 1.25;
+/// What a try leaves of earlier evidence.
+const TRY_KEEPS: f64 = 0.15;
+/// What a draft leaves of earlier evidence: about the last thirty count.
+const KEEPS: f64 = 0.97;
+/// A row's chance before anything is known, and how many observations that is worth.
+const PRIOR: (f64, f64) = (0.7, 2.0);
+/// How many observations at other positions' mean a position starts with.
+const POOL: f64 = 2.0;
+/// Drafting has to promise this much more than plain decoding.
+const MARGIN: f64 = 1.03;
+
+/// What one sequence's drafts were worth.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    fixed: Option<usize>,
+    /// By position in the block: how often a row was decided, and how often confirmed, older ones counting less.
+    decided: Vec<f64>,
+    confirmed: Vec<f64>,
+    /// Longest block to ask for: grows as rows are confirmed, so that a first guess is never a costly one.
+    reach: usize,
+    /// Plain tokens since the last draft, and how many more are waited for.
+    quiet: usize,
+    retry: usize,
+}
+
+impl Pace {
+    /// Blocks of at most `most` drafted rows, as long as they pay.
+    pub fn auto(most: usize) -> Self {
+        let none = vec![0.0; most];
+        Pace {
+            fixed: None,
+            decided: none.clone(),
+            confirmed: none,
+            reach: FIRST_REACH,
+            quiet: 0,
+            retry: RETRY[0],
+        }
+    }
+
+    /// Always `rows` drafted rows, for tests and measurements.
+    pub fn fixed(rows: usize) -> Self {
+        Pace { fixed: Some(rows), ..Pace::auto(0) }
+    }
+
+    /// A step has decided: of `drafted` rows the first `accepted` were confirmed.
+    pub fn observe(&mut self, drafted: usize, accepted: usize) {
+        if drafted == 0 {
+            self.quiet += 1;
+            return;
+        }
+        self.quiet = 0;
+        self.fade(KEEPS);
+        self.reach = self.reach.max(2 * accepted);
+        let counts = self.decided.iter_mut().zip(&mut self.confirmed);
+        for (position, (decided, confirmed)) in counts.enumerate().take(drafted.min(accepted + 1)) {
+            *decided += 1.0;
+            *confirmed += if position < accepted { 1.0 } else { 0.0 };
+        }
+    }
+
+    fn fade(&mut self, keep: f64) {
+        self.decided.iter_mut().chain(&mut self.confirmed).for_each(|count| *count *= keep);
+    }
+
+    /// Chance of each row that it and all before it are confirmed.
+    fn chances(&self) -> impl Iterator<Item = f64> {
+        let (chance, weight) = PRIOR;
+        let sum = |counts: &[f64]| counts.iter().sum::<f64>();
+        let pooled = (sum(&self.confirmed) + chance * weight) / (sum(&self.decided) + weight);
+        let rows = self.decided.iter().zip(&self.confirmed);
+        rows.scan(1.0, move |all, (decided, confirmed)| {
+            *all *= (confirmed + POOL * pooled) / (decided + POOL);
+            Some(*all)
+        })
+    }
+}
+
+/// Row counts of target passes that are worth a measurement of their own; in between costs differ little.
+fn is_usual(rows: usize) -> bool {
+    rows <= 6 || rows.is_power_of_two() || (rows.is_multiple_of(4) && rows <= 32)
+}
+
+/// Rows to draft for each sequence of a group, no more than its `room`. A 0 is a plain row; all 0 is a plain step.
+pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
+    let mut counts: Vec<usize> =
+        group.iter().map(|(pace, room)| pace.fixed.unwrap_or(0).min(*room)).collect();
+    if counts.iter().any(|count| *count > 0) {
+        return counts;
+    }
+    let sequences = group.len();
+    let Some(plain) = costs.target.estimate(sequences).filter(|_| costs.target.is_fresh(sequences)) else {
+        return counts;
+    };
+    // One row tells what rows cost.
+    let reach = if costs.target.known().nth(1).is_some() { usize::MAX } else { 1 };
+    let mut rows: Vec<(f64, usize)> = vec![];
+    for (i, (pace, room)) in group.iter().enumerate() {
+        rows.extend(pace.chances().take(reach.min(pace.reach).min(*room)).map(|chance| (chance, i)));
+    }
+    rows.sort_by(|a, b| b.0.total_cmp(&a.0));
+    // Tokens a second of a step that drafts so many rows for so many of the sequences.
+    let rate = |tokens: f64, drafted: usize, drafting: usize| {
+        let draft = costs.draft.estimate(drafted + drafting).unwrap_or(0.0);
+        tokens / (draft + costs.target.estimate(sequences + drafted).unwrap_or(plain))
+    };
+    let plain_rate = sequences as f64 / plain;
+    let mut best = (MARGIN * plain_rate, 0);
+    let mut tokens = sequences as f64;
+    let mut drafting = vec![false; sequences];
+    for (n, (chance, i)) in rows.iter().enumerate() {
+        let drafted = n + 1;
+        tokens += chance;
+        drafting[*i] = true;
+        if is_usual(sequences + drafted) || drafted == rows.len() {
+            let rate = rate(tokens, drafted, drafting.iter().filter(|drafts| **drafts).count());
+            if rate > best.0 {
+                best = (rate, drafted);
+            }
+        }
+    }
+    for (_, i) in &rows[..best.1] {
+        counts[*i] += 1;
+    }
+    for ((pace, room), count) in group.iter_mut().zip(&mut counts) {
+        if *count > 0 {
+            pace.retry = RETRY[0];
+        } else if pace.quiet >= pace.retry {
+            pace.retry = RETRY[1].min(2 * pace.retry);
+            pace.quiet = 0;
+            let tried = TRY_ROWS.min(reach).min(*room).min(pace.decided.len());
+            // Where rows would hardly pay if all were confirmed, there is nothing to learn.
+            if rate((sequences + tried) as f64, tried, 1) > TRY_MARGIN * plain_rate {
+                *count = tried;
+                pace.fade(TRY_KEEPS);
+            }
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests;
