@@ -29,15 +29,16 @@ impl Costs {
     }
 }
 
-/// Passes after which a plain step is measured again while drafts are running, for it is what they are compared with.
-const PLAIN_AGE: u64 = 128;
+/// Passes after which a plain step is measured again while drafts are running, for it is what they are compared with: twice
+/// as many as the last time, within these bounds.
+const PLAIN_AGE: [u64; 2] = [4, 128];
 /// Measurements of a row count that are kept. The second shortest counts: other work on the machine only ever adds time.
 /// Of fewer than [`SETTLED`] it is the shortest.
 const KEPT: usize = 5;
 const SETTLED: usize = 3;
-/// Passes after which an unsettled and a settled row count are forgotten: one may have been measured at a bad moment, and
-/// contexts grow.
-const OLDEST: [u64; 2] = [128, 1024];
+/// Passes after which a row count is forgotten, by its number of measurements: a single one may have come at a bad moment,
+/// and contexts grow.
+const OLDEST: [u64; SETTLED + 1] = [0, 64, 256, 1024];
 
 #[derive(Clone, Debug, Default)]
 struct Curve {
@@ -50,8 +51,9 @@ struct Point {
     /// The last measurements, oldest first. The first pass of a row count is not one: it compiles, captures and touches
     /// memory for the first time.
     recent: Vec<f64>,
-    /// Number of the pass that was measured last.
+    /// Number of the pass that was measured last, and passes since the one before.
     last: u64,
+    gap: u64,
 }
 
 impl Point {
@@ -71,10 +73,11 @@ impl Curve {
         self.passes += 1;
         let last = self.passes;
         let Some(point) = self.points.get_mut(&rows) else {
-            self.points.insert(rows, Point { recent: vec![], last });
+            self.points.insert(rows, Point { recent: vec![], last, gap: 1 });
             return;
         };
-        if last - point.last > OLDEST[1] {
+        point.gap = last - point.last;
+        if point.gap > OLDEST[SETTLED] {
             point.recent.clear();
         }
         if point.recent.len() == KEPT {
@@ -86,7 +89,7 @@ impl Curve {
 
     /// Row counts with measurements that still count.
     fn known(&self) -> impl DoubleEndedIterator<Item = (f64, f64)> {
-        let counts = |p: &Point| self.passes - p.last <= OLDEST[usize::from(p.is_settled())];
+        let counts = |p: &Point| self.passes - p.last <= OLDEST[SETTLED.min(p.recent.len())];
         let points = self.points.iter().filter(move |(_, p)| counts(p));
         points.filter_map(|(rows, p)| Some((*rows as f64, p.seconds()?)))
     }
@@ -115,7 +118,8 @@ impl Curve {
 
     /// Whether passes of exactly this row count are settled and were measured lately.
     fn is_fresh(&self, rows: usize) -> bool {
-        self.points.get(&rows).is_some_and(|p| p.is_settled() && self.passes - p.last < PLAIN_AGE)
+        let lately = |p: &Point| self.passes - p.last < (2 * p.gap).clamp(PLAIN_AGE[0], PLAIN_AGE[1]);
+        self.points.get(&rows).is_some_and(|p| p.is_settled() && lately(p))
     }
 }
 
@@ -125,8 +129,10 @@ const FIRST_REACH: usize = 4;
 const RETRY: [usize; 2] = [64, 512];
 /// Rows of such a try.
 const TRY_ROWS: usize = 3;
-/// Gain over plain decoding that a try must make possible.
+/// A try's rows, if all are confirmed, must bring this many times what they cost; and it may cost no more than this share
+/// of the plain steps before it.
 const TRY_MARGIN: f64 = 1.25;
+const TRY_SHARE: f64 = 0.01;
 /// What a try leaves of earlier evidence.
 const TRY_KEEPS: f64 = 0.15;
 /// What a draft leaves of earlier evidence: about the last thirty count.
@@ -227,13 +233,12 @@ pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
         rows.extend(pace.chances().take(reach.min(pace.reach).min(*room)).map(|chance| (chance, i)));
     }
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
-    // Tokens a second of a step that drafts so many rows for so many of the sequences.
-    let rate = |tokens: f64, drafted: usize, drafting: usize| {
+    // Seconds of a step that drafts so many rows for so many of the sequences, as a multiple of a plain step.
+    let cost = |drafted: usize, drafting: usize| {
         let draft = costs.draft.estimate(drafted + drafting).unwrap_or(0.0);
-        tokens / (draft + costs.target.estimate(sequences + drafted).unwrap_or(plain))
+        (draft + costs.target.estimate(sequences + drafted).unwrap_or(plain)) / plain
     };
-    let plain_rate = sequences as f64 / plain;
-    let mut best = (MARGIN * plain_rate, 0);
+    let mut best = (MARGIN * sequences as f64, 0);
     let mut tokens = sequences as f64;
     let mut drafting = vec![false; sequences];
     for (n, (chance, i)) in rows.iter().enumerate() {
@@ -241,7 +246,7 @@ pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
         tokens += chance;
         drafting[*i] = true;
         if is_usual(sequences + drafted) || drafted == rows.len() {
-            let rate = rate(tokens, drafted, drafting.iter().filter(|drafts| **drafts).count());
+            let rate = tokens / cost(drafted, drafting.iter().filter(|drafts| **drafts).count());
             if rate > best.0 {
                 best = (rate, drafted);
             }
@@ -254,12 +259,12 @@ pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
         if *count > 0 {
             pace.retry = RETRY[0];
         } else if pace.quiet >= pace.retry {
-            pace.retry = RETRY[1].min(2 * pace.retry);
-            pace.quiet = 0;
             let tried = TRY_ROWS.min(reach).min(*room).min(pace.decided.len());
-            // Where rows would hardly pay if all were confirmed, there is nothing to learn.
-            if rate((sequences + tried) as f64, tried, 1) > TRY_MARGIN * plain_rate {
+            let extra = cost(tried, 1) - 1.0;
+            let pays = tried as f64 > TRY_MARGIN * extra * sequences as f64;
+            if pays && extra < TRY_SHARE * pace.quiet as f64 {
                 *count = tried;
+                pace.retry = RETRY[1].min(2 * pace.retry);
                 pace.fade(TRY_KEEPS);
             }
         }

@@ -1,5 +1,6 @@
 //! The model as data: geometry, the plan, the device trait, sessions, sampling, the f32 reference.
 
+pub mod accept;
 pub mod adapt;
 pub mod compare;
 pub mod cost;

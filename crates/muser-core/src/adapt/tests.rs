@@ -17,8 +17,8 @@ const CPU: Machine = Machine {
     noise: 0.1,
 };
 const GPU: Machine = Machine { target: &[(1.0, 1.0), (16.0, 1.1), (32.0, 1.25)], draft: 0.17, noise: 0.05 };
-/// A machine that is bound by arithmetic: rows cost what they cost alone.
-const SLOW: Machine = Machine { target: &[(1.0, 1.0), (16.0, 15.0)], draft: 0.3, noise: 0.1 };
+/// A machine that is bound by arithmetic: drafting never pays.
+const SLOW: Machine = Machine { target: &[(1.0, 1.0), (16.0, 10.0)], draft: 0.3, noise: 0.1 };
 
 impl Machine {
     fn target(&self, rows: usize) -> f64 {
@@ -141,7 +141,7 @@ fn lengths_are_near_the_best() {
             };
             let best = (0..=15).map(gain).fold(0.0, f64::max);
             let gains =
-                (0..10).map(|seed| machine.plain() / Run::new(machine, seed).sequence(2000, |_| chance));
+                (0..10).map(|seed| machine.plain() / Run::new(machine, seed).sequence(4000, |_| chance));
             let mean = gains.sum::<f64>() / 10.0;
             assert!(mean > 0.92 * best, "{name}, {what}: {mean} times plain, the best is {best}");
         }
@@ -178,7 +178,7 @@ fn groups_share_rows_by_what_they_bring() {
 /// A machine whose costs are known, and a pace that has just learnt that nothing is confirmed.
 fn parked() -> (Costs, Pace) {
     let mut costs = Costs::default();
-    for rows in [1, 1, 1, 1, 5, 5, 5, 5] {
+    for rows in [5, 5, 5, 5, 1, 1, 1, 1] {
         costs.target(rows, 0.9 + 0.1 * rows as f64);
         costs.draft(rows, 0.2);
     }
@@ -247,58 +247,8 @@ fn costs_are_interpolated_and_forgotten() {
     }
     let estimates = [1, 2, 3, 6, 10].map(|rows| costs.target.estimate(rows));
     assert_eq!(estimates, [2.0, 2.0, 3.0, 6.0, 10.0].map(Some));
-    (0..OLDEST[0]).for_each(|_| costs.target(2, 2.0));
+    (0..OLDEST[1]).for_each(|_| costs.target(2, 2.0));
     assert_eq!(costs.target.estimate(6), Some(6.0));
     costs.target(2, 2.0);
     assert_eq!(costs.target.estimate(6), Some(2.0));
-}
-#[test]
-fn zz_sweep() {
-    for (name, machine) in [("cpu", &CPU), ("gpu", &GPU), ("slow", &SLOW)] {
-        let plain = 1.0 + machine.noise / 2.0;
-        for (what, chance) in
-            [("hostile", 0.0), ("hard", 0.2), ("even", 0.4), ("prose", PROSE), ("0.8", 0.8), ("chat", CHAT)]
-        {
-            let mut worst: f64 = 0.0;
-            let mut bad = 0;
-            for s in 0..200 {
-                let mut r = Run::new(machine, 100 + s);
-                for _ in 0..8 {
-                    let x = r.sequence(200, |_| chance) / plain;
-                    worst = worst.max(x);
-                    if x > 1.02 {
-                        bad += 1;
-                    }
-                }
-            }
-            println!("{name} {what}: worst 200-token share {worst:.3} bad {bad}/1600");
-        }
-        for period in [5usize, 10, 20, 40, 80, 160] {
-            let shares: Vec<f64> = (0..200)
-                .map(|s| {
-                    Run::new(machine, s).sequence(600, |t| if t / period % 2 == 0 { 0.0 } else { CHAT })
-                        / plain
-                })
-                .collect();
-            println!(
-                "{name} period {period}: mean {:.3} max {:.3}",
-                shares.iter().sum::<f64>() / 200.0,
-                shares.iter().fold(0.0, |a: f64, b| a.max(*b))
-            );
-        }
-    }
-}
-#[test]
-fn yy() {
-    for s in 0..200 {
-        let mut r = Run::new(&GPU, 100 + s);
-        for k in 0..8 {
-            let before = format!("{:?}", r.costs);
-            let x = r.sequence(200, |_| 0.0) / GPU.plain();
-            if x > 1.06 {
-                println!("{s} {k} {x} {before}\n {:?}", r.costs);
-                return;
-            }
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! One decode step of a group: drafts where they pay, one target pass for all rows, acceptance, injection.
 
 use super::{Engine, EngineError, PARKED_ROWS};
+use crate::accept::verify;
 use crate::adapt::blocks;
 use crate::device::Row;
 use crate::plan::Pass;
@@ -140,8 +141,7 @@ impl Engine {
         (rows, starts)
     }
 
-    /// Takes tokens while they equal the drafted ones: sampling each row with the session's own sampler makes the output's
-    /// law the target's, and with the strict lane its very tokens.
+    /// Chooses tokens while they equal the drafted ones, and moves the session past them.
     fn accept(
         &mut self,
         active: &mut Active<'_>,
@@ -153,7 +153,7 @@ impl Engine {
         let mut stats = StepStats { drafted: draft.len(), ..StepStats::default() };
         let waiting = session.waiting.pop_front();
         session.tokens.extend(waiting);
-        for i in 0..=draft.len() {
+        let verified = verify(draft, |i| {
             // Forced tokens may have been asked for since the device chose.
             let sampled = match best.get(i).filter(|_| session.plain_greedy()) {
                 Some(token) => session.take(Sampled::greedy(*token))?,
@@ -161,18 +161,15 @@ impl Engine {
             };
             stats.tokens += 1;
             let flow = (active.sink)(&sampled);
-            if let Flow::Force(tokens) = &flow {
+            stats.stopped = flow == Flow::Stop;
+            if let Flow::Force(tokens) = flow {
                 session.forced.extend(tokens);
             }
-            stats.stopped = flow == Flow::Stop;
-            let confirmed = draft.get(i) == Some(&sampled.token);
-            if stats.stopped || !confirmed {
-                session.waiting.push_back(sampled.token);
-                break;
-            }
-            session.tokens.push(sampled.token);
-            stats.accepted += 1;
-        }
+            Ok::<_, EngineError>((sampled.token, stats.stopped))
+        })?;
+        session.tokens.extend(&draft[..verified.accepted]);
+        session.waiting.push_back(verified.next);
+        stats.accepted = verified.accepted;
         Ok(stats)
     }
 

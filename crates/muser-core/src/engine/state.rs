@@ -50,7 +50,7 @@ impl Engine {
         let ids = |bytes: &[u8]| -> Result<Vec<u32>, EngineError> {
             let ids: Vec<u32> =
                 bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
-            if bytes.len() % 4 != 0 || ids.iter().any(|id| *id >= vocab) {
+            if !bytes.len().is_multiple_of(4) || ids.iter().any(|id| *id >= vocab) {
                 return Err(bad("its tokens are not this model's"));
             }
             Ok(ids)
