@@ -1,8 +1,12 @@
 //! One file a command.
 
+pub mod chat;
 pub mod inspect;
 pub mod kernels;
 pub mod logits;
+pub mod parse;
+pub mod perplexity;
+pub mod run;
 pub mod template;
 pub mod tokenize;
 pub mod trace;

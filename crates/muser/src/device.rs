@@ -1,7 +1,7 @@
 //! Which device runs the model, and how.
 
 use crate::open::Opened;
-use crate::output;
+use crate::output::Progress;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use muser_core::{Device, KvType, Lane, Pass, Reference, Route};
@@ -153,12 +153,9 @@ impl DeviceArgs {
                     kv: self.kv.into(),
                     mapped: self.mapped,
                 };
-                let bar = output::progress("loading", true);
-                let device = CpuDevice::load(opened.model.clone(), &options, &mut |done, total| {
-                    bar.set_length(total);
-                    bar.set_position(done);
-                });
-                bar.finish_and_clear();
+                let mut bar = Progress::new("loading", true);
+                let device =
+                    CpuDevice::load(opened.model.clone(), &options, &mut |done, total| bar.at(done, total));
                 Ok(Box::new(device?))
             }
         }

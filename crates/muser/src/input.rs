@@ -28,3 +28,12 @@ pub fn json_lines(text: &str) -> impl Iterator<Item = Result<Json>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines.map(|(i, line)| serde_json::from_str(line).with_context(|| format!("line {} is not JSON", i + 1)))
 }
+
+/// A JSON file with an array of tools.
+pub fn tools_file(path: &Path) -> Result<Json> {
+    let tools = json_file(path)?;
+    if !tools.is_array() {
+        anyhow::bail!("{} must hold a JSON array of tools in OpenAI's form", path.display());
+    }
+    Ok(tools)
+}

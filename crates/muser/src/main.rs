@@ -3,18 +3,23 @@
 mod args;
 mod cmd;
 mod device;
+mod engine;
+mod generate;
 mod input;
 mod listing;
 mod npy;
 mod open;
 mod output;
+mod prompt;
+mod sampling;
+mod screen;
 mod text;
+mod turn;
 
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match args::Cli::parse().run() {
+    match args::Cli::read().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,7 +1,8 @@
 //! What commands print with: errors as one message, sizes and counts for people, tables, progress.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{ErrorKind, IsTerminal};
+use std::time::{Duration, Instant};
 
 /// An error and its causes in one line; a cause that the message already quotes is left out.
 pub fn chain(error: &anyhow::Error) -> String {
@@ -132,16 +133,41 @@ impl Table {
     }
 }
 
-/// A progress bar on standard error where that is a terminal, nothing otherwise.
-pub fn progress(what: &str, in_bytes: bool) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
+/// A progress bar on standard error: where that is a terminal, and only for work that takes a while.
+pub struct Progress {
+    bar: ProgressBar,
+    start: Instant,
+    wanted: bool,
+}
+
+/// Work that ends before this needs no bar.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+impl Progress {
+    /// `what` is done, counted in bytes or in pieces.
+    pub fn new(what: &str, in_bytes: bool) -> Self {
+        let counts = if in_bytes { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{pos}/{len} {per_sec}" };
+        let style = ProgressStyle::with_template(&format!("{{msg:>8}} {{wide_bar}} {counts}"));
+        let bar = ProgressBar::hidden().with_message(what.to_string());
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Progress { bar, start: Instant::now(), wanted: std::io::stderr().is_terminal() }
     }
-    let counts = if in_bytes { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{pos}/{len} {per_sec}" };
-    let style = ProgressStyle::with_template(&format!("{{msg:>8}} {{wide_bar}} {counts}"));
-    let bar = ProgressBar::new(0).with_message(what.to_string());
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
+
+    /// So much of `total` is done.
+    pub fn at(&mut self, done: u64, total: u64) {
+        if self.wanted && self.start.elapsed() > PATIENCE {
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+            self.wanted = false;
+        }
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 #[cfg(test)]

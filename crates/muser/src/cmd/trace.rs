@@ -5,7 +5,7 @@ mod chart;
 use crate::device::{DeviceArgs, Limits};
 use crate::listing::{Entry, PassName, entries};
 use crate::open::{Opened, SourceArgs, SyntheticArgs};
-use crate::output::{self, Table};
+use crate::output::{self, Progress, Table};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use muser_core::cost::{Batch, Cost};
@@ -204,8 +204,7 @@ fn batch(seq: SeqId, pass: Pass, depth: usize, rows: usize, vocab: usize) -> Vec
 pub fn fill(device: &mut dyn Device, opened: &Opened, context: usize, depth: usize) -> Result<SeqId> {
     let vocab = opened.model.geometry().vocab;
     let seq = device.open(context)?;
-    let bar = output::progress("filling", false);
-    bar.set_length(depth as u64);
+    let mut bar = Progress::new("filling", false);
     let chunk = device.info().max_rows;
     for first in (0..depth).step_by(chunk) {
         let rows = batch(seq, Pass::Target, first, chunk.min(depth - first), vocab);
@@ -213,9 +212,8 @@ pub fn fill(device: &mut dyn Device, opened: &Opened, context: usize, depth: usi
         if opened.model.plans.draft.is_some() {
             device.run(Pass::Inject, &rows, None)?;
         }
-        bar.inc(rows.len() as u64);
+        bar.at((first + rows.len()) as u64, depth as u64);
     }
-    bar.finish_and_clear();
     Ok(seq)
 }
 
