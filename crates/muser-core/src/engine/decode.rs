@@ -30,6 +30,15 @@ pub struct StepStats {
     pub stopped: bool,
 }
 
+/// What the drafter proposed.
+struct Drafts {
+    /// Tokens of each session; none where it did not draft.
+    tokens: Vec<Vec<u32>>,
+    /// Rows and seconds of the draft pass.
+    rows: usize,
+    seconds: f64,
+}
+
 impl Engine {
     /// Decodes at least one token for each session of the group, several where drafts are confirmed.
     pub fn step(&mut self, group: &mut [Active<'_>]) -> Result<Vec<StepStats>, EngineError> {
@@ -45,17 +54,21 @@ impl Engine {
             }
         }
         let drafts = self.draft(group)?;
-        let (rows, starts) = self.verification_rows(group, &drafts);
+        let (rows, starts) = self.verification_rows(group, &drafts.tokens);
 
         let start = Instant::now();
         self.device.run(Pass::Target, &rows, None)?;
         let greedy = group.iter().all(|a| a.session.plain_greedy());
-        let best = if greedy { self.device.best()? } else { vec![] };
+        // Either way the device has finished when the time is taken.
+        let best = match greedy {
+            true => self.device.best()?,
+            false => self.device.logits(0).map(|_| vec![])?,
+        };
         self.costs.target(rows.len(), start.elapsed().as_secs_f64());
 
         let mut all = vec![];
         let mut inject = vec![];
-        for ((active, draft), first) in group.iter_mut().zip(&drafts).zip(starts) {
+        for ((active, draft), first) in group.iter_mut().zip(&drafts.tokens).zip(starts) {
             let best = if greedy { &best[first..first + draft.len() + 1] } else { &[][..] };
             active.session.high = active.session.high.max(active.session.tokens.len() + draft.len() + 1);
             let stats = self.accept(active, draft, first, best)?;
@@ -65,20 +78,25 @@ impl Engine {
             self.keep_features(active.session, &rows[first..=first + stats.accepted], &mut inject);
             all.push(stats);
         }
+        let start = Instant::now();
         if !inject.is_empty() {
             self.device.run(Pass::Inject, &inject, None)?;
+        }
+        if drafts.rows > 0 {
+            self.costs.draft(drafts.rows, drafts.seconds + start.elapsed().as_secs_f64());
         }
         Ok(all)
     }
 
-    /// Drafted tokens of each session; empty where drafting is off, parked or has no room.
-    fn draft(&mut self, group: &mut [Active<'_>]) -> Result<Vec<Vec<u32>>, EngineError> {
+    /// Runs the drafter where drafting is on, not parked, and has room.
+    fn draft(&mut self, group: &mut [Active<'_>]) -> Result<Drafts, EngineError> {
+        let nothing = Drafts { tokens: vec![vec![]; group.len()], rows: 0, seconds: 0.0 };
         let Some(spec) = self.model.plans.draft.as_ref().map(|d| d.spec.clone()) else {
-            return Ok(vec![vec![]; group.len()]);
+            return Ok(nothing);
         };
         let counts = self.block_lengths(group, spec.block - 1);
         if counts.iter().all(|count| *count == 0) {
-            return Ok(vec![vec![]; group.len()]);
+            return Ok(nothing);
         }
         let start = Instant::now();
         let mut rows = vec![];
@@ -94,8 +112,9 @@ impl Engine {
         }
         self.device.run(Pass::Draft, &rows, None)?;
         let mut best = self.device.best()?.into_iter();
-        self.costs.draft(rows.len(), start.elapsed().as_secs_f64());
-        Ok(counts.iter().map(|count| best.by_ref().take(*count).collect()).collect())
+        let seconds = start.elapsed().as_secs_f64();
+        let tokens = counts.iter().map(|count| best.by_ref().take(*count).collect()).collect();
+        Ok(Drafts { tokens, rows: rows.len(), seconds })
     }
 
     /// How many rows each session drafts, at most `most`.
