@@ -1,9 +1,11 @@
 //! Tokenizer, chat template, and the parser of channels and tool calls.
 
 mod atem;
+mod bpe;
 pub mod channels;
 pub mod messages;
-mod split;
+mod python;
+pub mod split;
 pub mod template;
 pub mod tokenizer;
 mod types;

@@ -1,6 +1,6 @@
 //! The model's chat template, rendered by minijinja as transformers renders it with jinja2.
 
-use crate::TextError;
+use crate::{TextError, python};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value};
@@ -12,6 +12,9 @@ use std::fmt::Write;
 const MAX_RENDERED: usize = 64 << 20;
 /// Instructions that a rendering may take, so that a hostile template ends.
 const FUEL: u64 = 50_000_000;
+
+/// Widest indentation that `tojson` writes.
+const MAX_INDENT: usize = 16;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
@@ -29,6 +32,12 @@ impl ChatTemplate {
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(|out, state, value| match f64::try_from(value.clone()) {
+            Ok(x) if value.kind() == ValueKind::Number && !value.is_integer() => {
+                out.write_str(&python::float(x)).map_err(Error::from)
+            }
+            _ => minijinja::escape_formatter(out, state, value),
+        });
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text))
@@ -66,14 +75,17 @@ impl ChatTemplate {
         context.extend(kwargs.iter().map(|(k, v)| (k.clone(), v.clone())));
         let failed = |e: Error| TextError::Template(e.detail().map_or_else(|| e.to_string(), str::to_string));
         let template = self.environment.get_template("chat").map_err(failed)?;
-        let text = template.render(Value::from(Serde(context))).map_err(failed)?;
-        if text.len() > MAX_RENDERED {
-            return Err(TextError::Template(format!(
-                "the prompt is {} bytes long, {MAX_RENDERED} are allowed",
-                text.len()
-            )));
-        }
-        Ok(text)
+        let mut text = Bounded::default();
+        template.render_captured_to(Value::from(Serde(context)), &mut text).map_err(|error| match error.kind() {
+            ErrorKind::WriteFailure => {
+                TextError::Template(format!("the prompt is longer than {MAX_RENDERED} bytes"))
+            }
+            ErrorKind::OutOfFuel => TextError::Template(format!(
+                "rendering takes more than {FUEL} steps: fewer messages, or a template without an endless loop"
+            )),
+            _ => failed(error),
+        })?;
+        String::from_utf8(text.0).map_err(|e| TextError::Template(e.to_string()))
     }
 }
 
@@ -82,42 +94,28 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     options.assert_all_used()?;
     let mut out = vec![];
-    let failed = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
-    match indent {
-        Some(n) => {
-            let spaces = " ".repeat(n.min(16));
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            value
-                .serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))
-                .map_err(failed)?;
-        }
-        None => value
-            .serialize(&mut serde_json::Serializer::with_formatter(&mut out, PythonSpacing))
-            .map_err(failed)?,
-    }
+    let format = python::Json::indented(indent.map(|n| n.min(MAX_INDENT)));
+    value
+        .serialize(&mut serde_json::Serializer::with_formatter(&mut out, format))
+        .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
     let text = String::from_utf8_lossy(&out).into_owned();
     Ok(if value.kind() == ValueKind::Undefined { Value::from("null") } else { Value::from(text) })
 }
 
-/// `", "` between items and `": "` after keys, as Python's json.dumps writes them.
-struct PythonSpacing;
+/// Text of a bounded length.
+#[derive(Default)]
+struct Bounded(Vec<u8>);
 
-impl serde_json::ser::Formatter for PythonSpacing {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
+impl std::io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_RENDERED {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
     }
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
-        out.write_all(b": ")
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }

@@ -1,11 +1,13 @@
 //! Byte-level BPE with special tokens, built from a GGUF file's vocabulary.
 
 use crate::TextError;
+use crate::bpe::{Bpe, Scratch};
 use crate::split::split;
 use aho_corasick::{AhoCorasick, MatchKind};
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use muser_format::{Array, Gguf, Value};
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::hash::BuildHasher;
+use std::ops::Range;
 
 /// What a file says of its tokens.
 #[derive(Clone, Debug, Default)]
@@ -37,15 +39,29 @@ pub enum Specials {
 
 /// Text to ids and back.
 pub struct Tokenizer {
-    bytes: Vec<Vec<u8>>,
-    special: Vec<bool>,
-    whole: HashMap<Vec<u8>, u32>,
-    /// (left, right) -> (rank, merged).
-    merges: HashMap<(u32, u32), (u32, u32)>,
-    of_byte: [u32; 256],
+    /// Bytes of all tokens, one after the other, and where each ends.
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    kinds: Vec<Kind>,
+    /// Normal tokens by their bytes: ids, the bytes are in `bytes`.
+    whole: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+    bpe: Bpe,
     specials: Option<AhoCorasick>,
     special_ids: Vec<u32>,
-    vocab: Vocab,
+    bos: Option<u32>,
+    end_ids: Vec<u32>,
+}
+
+/// What a token is to the encoder.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Made by BPE.
+    Normal,
+    /// Control or user defined: found in text as it stands.
+    Special,
+    /// Never made from text.
+    Unused,
 }
 
 impl Vocab {
@@ -72,7 +88,9 @@ impl Vocab {
             named("<|end_of_text|>"),
             named("<|eot|>"),
         ];
-        let mut eos: Vec<u32> = ends.into_iter().flatten().map(|id| id as u32).collect();
+        // The end of a message ends no turn, though converters have named it here.
+        let ends = ends.into_iter().flatten().filter(|id| tokens[*id as usize] != "<|eom|>");
+        let mut eos: Vec<u32> = ends.map(|id| id as u32).collect();
         eos.sort();
         eos.dedup();
         let types = match file.get("tokenizer.ggml.token_type") {
@@ -105,6 +123,16 @@ fn byte_of(c: char) -> Option<u8> {
     }
 }
 
+/// Decoding table of the byte-level alphabet.
+fn alphabet() -> [Option<u8>; 0x144] {
+    std::array::from_fn(|code| char::from_u32(code as u32).and_then(byte_of))
+}
+
+/// Longest piece that is remembered within a text: longer ones rarely come again.
+const MAX_REMEMBERED: usize = 64;
+/// Most pieces that are remembered.
+const MAX_MEMORY: usize = 1 << 16;
+
 impl Tokenizer {
     /// Builds the tables.
     pub fn new(vocab: Vocab) -> Result<Self, TextError> {
@@ -114,166 +142,149 @@ impl Tokenizer {
                 vocab.pre
             )));
         }
-        let alphabet: HashMap<char, u8> =
-            (0..0x144).filter_map(char::from_u32).filter_map(|c| Some((c, byte_of(c)?))).collect();
-        let plain = |text: &str| text.chars().map(|c| alphabet.get(&c).copied()).collect::<Option<Vec<u8>>>();
-        let is_special = |id: usize| matches!(vocab.types.get(id), Some(3..=5));
-        let mut t = Tokenizer {
-            bytes: vec![],
-            special: vec![],
-            whole: HashMap::new(),
-            merges: HashMap::new(),
-            of_byte: [u32::MAX; 256],
-            specials: None,
-            special_ids: vec![],
-            vocab: Vocab::default(),
+        let alphabet = alphabet();
+        // Appends the bytes that a text in byte-level form stands for.
+        let plain = |text: &str, out: &mut Vec<u8>| {
+            text.chars().try_for_each(|c| {
+                out.push(alphabet.get(c as usize).copied().flatten()?);
+                Some(())
+            })
         };
-        for (id, text) in vocab.tokens.iter().enumerate() {
-            let special = is_special(id);
-            let bytes = if special {
-                text.clone().into_bytes()
-            } else {
-                plain(text).unwrap_or_else(|| text.clone().into_bytes())
+        let (mut bytes, mut ends, mut kinds) = (vec![], vec![], vec![]);
+        let (mut whole, hasher) =
+            (HashTable::with_capacity(vocab.tokens.len()), DefaultHashBuilder::default());
+        let mut of_byte = [None; 256];
+        for (id, text) in (0u32..).zip(&vocab.tokens) {
+            let kind = match vocab.types.get(id as usize) {
+                Some(3 | 4) => Kind::Special,
+                Some(5) => Kind::Unused,
+                _ => Kind::Normal,
             };
-            if special {
-                t.special_ids.push(id as u32);
-            } else {
-                if let [byte] = bytes[..] {
-                    t.of_byte[byte as usize] = id as u32;
-                }
-                t.whole.entry(bytes.clone()).or_insert(id as u32);
+            let start = bytes.len();
+            // A normal token outside the alphabet can't be made by BPE; it is its text.
+            if kind != Kind::Normal || plain(text, &mut bytes).is_none() {
+                bytes.truncate(start);
+                bytes.extend_from_slice(text.as_bytes());
             }
-            t.bytes.push(bytes);
-            t.special.push(special);
+            ends.push(bytes.len());
+            kinds.push(kind);
+            if kind == Kind::Normal {
+                let token = &bytes[start..];
+                if let [byte] = *token {
+                    of_byte[byte as usize].get_or_insert(id);
+                }
+                let hash = |token: &[u8]| hasher.hash_one(token);
+                if find(&whole, &hasher, &bytes, &ends, token).is_none() {
+                    whole.insert_unique(hash(token), id, |id| {
+                        hash(token_slice(&bytes, &ends, *id).unwrap_or_default())
+                    });
+                }
+            }
         }
-        if let Some(byte) = t.of_byte.iter().position(|id| *id == u32::MAX) {
+        let missing = of_byte.iter().position(Option::is_none);
+        if let Some(byte) = missing {
             return Err(TextError::Vocabulary(format!(
-                "no token stands for byte {byte}; the vocabulary is damaged"
+                "no token stands for byte {byte}; the vocabulary is damaged: convert the file again"
             )));
         }
+        let mut merges = Vec::with_capacity(vocab.merges.len());
+        let mut text = vec![];
         for (rank, merge) in vocab.merges.iter().enumerate() {
-            let pair = merge.split_once(' ').and_then(|(l, r)| Some((plain(l)?, plain(r)?)));
-            let ids = pair.and_then(|(l, r)| {
-                let merged = t.whole.get(&[&l[..], &r[..]].concat())?;
-                Some(((*t.whole.get(&l)?, *t.whole.get(&r)?), *merged))
+            let ids = merge.split_once(' ').and_then(|(left, right)| {
+                let id = |token: &[u8]| find(&whole, &hasher, &bytes, &ends, token);
+                text.clear();
+                plain(left, &mut text)?;
+                let middle = text.len();
+                plain(right, &mut text)?;
+                Some((id(&text[..middle])?, id(&text[middle..])?, id(&text)?))
             });
-            let Some((pair, merged)) = ids else {
-                return Err(TextError::Vocabulary(format!(
-                    "merge {rank} ({merge:?}) names tokens that do not exist"
-                )));
-            };
-            t.merges.entry(pair).or_insert((rank as u32, merged));
+            merges.push(ids.ok_or_else(|| {
+                TextError::Vocabulary(format!(
+                    "merge {rank} ({merge:?}) names tokens that do not exist: convert the file again"
+                ))
+            })?);
         }
-        let texts: Vec<&str> = t.special_ids.iter().map(|id| vocab.tokens[*id as usize].as_str()).collect();
-        if !texts.is_empty() {
-            let built = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts);
-            t.specials = Some(built.map_err(|e| TextError::Vocabulary(format!("special tokens: {e}")))?);
-        }
-        t.vocab = vocab;
-        Ok(t)
+        // An empty text would be found everywhere.
+        let special =
+            |id: &u32| kinds[*id as usize] == Kind::Special && !vocab.tokens[*id as usize].is_empty();
+        let special_ids: Vec<u32> = (0..vocab.tokens.len() as u32).filter(special).collect();
+        let texts = special_ids.iter().map(|id| &vocab.tokens[*id as usize]);
+        let specials = match special_ids.is_empty() {
+            true => None,
+            false => Some(
+                AhoCorasick::builder()
+                    .match_kind(MatchKind::LeftmostLongest)
+                    .build(texts)
+                    .map_err(|e| TextError::Vocabulary(format!("special tokens: {e}")))?,
+            ),
+        };
+        Ok(Tokenizer {
+            bpe: Bpe::new(of_byte.map(Option::unwrap_or_default), merges.into_iter()),
+            bytes,
+            ends,
+            kinds,
+            whole,
+            hasher,
+            specials,
+            special_ids,
+            bos: vocab.bos.filter(|_| vocab.add_bos),
+            end_ids: vocab.eos,
+        })
     }
 
     /// Ids of a text. The beginning-of-text token is the caller's business ([`Tokenizer::bos`]).
     pub fn encode(&self, text: &str, specials: Specials) -> Vec<u32> {
-        let mut ids = Vec::with_capacity(text.len() / 3);
-        let mut cache = HashMap::new();
+        let mut encoder = Encoder {
+            tokenizer: self,
+            ids: Vec::with_capacity(text.len() / 4 + 4),
+            scratch: Scratch::default(),
+            seen: HashMap::new(),
+        };
         let mut at = 0;
         if let (Specials::Parse, Some(finder)) = (specials, &self.specials) {
             for found in finder.find_iter(text) {
-                self.encode_plain(&text[at..found.start()], &mut ids, &mut cache);
-                ids.push(self.special_ids[found.pattern().as_usize()]);
+                encoder.push(&text[at..found.start()]);
+                encoder.ids.push(self.special_ids[found.pattern().as_usize()]);
                 at = found.end();
             }
         }
-        self.encode_plain(&text[at..], &mut ids, &mut cache);
-        ids
-    }
-
-    fn encode_plain<'a>(&self, text: &'a str, ids: &mut Vec<u32>, cache: &mut HashMap<&'a [u8], Vec<u32>>) {
-        for piece in split(text).map(str::as_bytes) {
-            // A piece that is a token is that token, whatever the merges would make of it (ignore_merges of the release).
-            if let Some(id) = self.whole.get(piece) {
-                ids.push(*id);
-            } else if let Some(known) = cache.get(piece) {
-                ids.extend(known);
-            } else {
-                let merged = self.merge(piece);
-                ids.extend(&merged);
-                // Long pieces rarely come again.
-                if piece.len() <= 64 {
-                    cache.insert(piece, merged);
-                }
-            }
-        }
-    }
-
-    /// BPE of one piece: always the pair of lowest rank, the leftmost among equals. A heap of candidates over a linked list
-    /// makes it n log n.
-    fn merge(&self, piece: &[u8]) -> Vec<u32> {
-        const NONE: usize = usize::MAX;
-        let mut ids: Vec<u32> = piece.iter().map(|b| self.of_byte[*b as usize]).collect();
-        let n = ids.len();
-        let mut next: Vec<usize> = (1..n).chain([NONE]).collect();
-        let mut prev: Vec<usize> = [NONE].into_iter().chain(0..n - 1).collect();
-        let mut heap = BinaryHeap::new();
-        let candidate = |ids: &[u32], left: usize, right: usize| {
-            let (rank, merged) = self.merges.get(&(ids[left], ids[right]))?;
-            Some(Reverse((*rank, left, right, *merged, ids[left], ids[right])))
-        };
-        (1..n).for_each(|i| heap.extend(candidate(&ids, i - 1, i)));
-        while let Some(Reverse((_, left, right, merged, a, b))) = heap.pop() {
-            // Stale: one of the two was merged since.
-            if ids[left] != a || ids[right] != b || next[left] != right {
-                continue;
-            }
-            ids[left] = merged;
-            ids[right] = u32::MAX;
-            next[left] = next[right];
-            if next[left] != NONE {
-                prev[next[left]] = left;
-                heap.extend(candidate(&ids, left, next[left]));
-            }
-            if prev[left] != NONE {
-                heap.extend(candidate(&ids, prev[left], left));
-            }
-        }
-        ids.retain(|id| *id != u32::MAX);
-        ids
+        encoder.push(&text[at..]);
+        encoder.ids
     }
 
     /// Beginning of text, for prompts that are not rendered by the template, where the file asks for it.
     pub fn bos(&self) -> Option<u32> {
-        self.vocab.bos.filter(|_| self.vocab.add_bos)
+        self.bos
     }
 
     /// Whether a token ends a generation.
     pub fn is_end(&self, id: u32) -> bool {
-        self.vocab.eos.contains(&id)
+        self.end_ids.contains(&id)
     }
 
     /// Tokens that end a generation.
     pub fn end_ids(&self) -> &[u32] {
-        &self.vocab.eos
+        &self.end_ids
     }
 
     /// Bytes of a token; a special token's are its text.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
-        self.bytes.get(id as usize).map(Vec::as_slice)
+        token_slice(&self.bytes, &self.ends, id)
     }
 
-    /// Whether a token is special.
+    /// Whether a token is special: markup, not text.
     pub fn is_special(&self, id: u32) -> bool {
-        self.special.get(id as usize).copied().unwrap_or(false)
+        self.kinds.get(id as usize).is_some_and(|kind| *kind != Kind::Normal)
     }
 
     /// The special token with this text.
     pub fn special(&self, text: &str) -> Option<u32> {
-        self.special_ids.iter().copied().find(|id| self.vocab.tokens[*id as usize] == text)
+        self.special_ids.iter().copied().find(|id| self.token_bytes(*id) == Some(text.as_bytes()))
     }
 
     /// Number of tokens.
     pub fn vocab_size(&self) -> usize {
-        self.bytes.len()
+        self.ends.len()
     }
 
     /// Bytes of a sequence of tokens; unknown ids give nothing.
@@ -284,6 +295,51 @@ impl Tokenizer {
     /// A detokeniser for one stream.
     pub fn decoder(&self) -> Detokenizer {
         Detokenizer::default()
+    }
+}
+
+fn token_slice<'a>(bytes: &'a [u8], ends: &[usize], id: u32) -> Option<&'a [u8]> {
+    let id = id as usize;
+    let start = id.checked_sub(1).map_or(Some(0), |before| ends.get(before).copied())?;
+    bytes.get(start..*ends.get(id)?)
+}
+
+fn find(
+    whole: &HashTable<u32>,
+    hasher: &DefaultHashBuilder,
+    bytes: &[u8],
+    ends: &[usize],
+    token: &[u8],
+) -> Option<u32> {
+    whole.find(hasher.hash_one(token), |id| token_slice(bytes, ends, *id) == Some(token)).copied()
+}
+
+/// The ids of one text so far.
+struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    ids: Vec<u32>,
+    scratch: Scratch,
+    /// Where in `ids` the tokens of a piece stand that was merged before.
+    seen: HashMap<&'a [u8], Range<usize>>,
+}
+
+impl<'a> Encoder<'a> {
+    fn push(&mut self, text: &'a str) {
+        let t = self.tokenizer;
+        for piece in split(text).map(str::as_bytes) {
+            // A piece that is a token is that token, whatever the merges would make of it (ignore_merges of the release).
+            if let Some(id) = find(&t.whole, &t.hasher, &t.bytes, &t.ends, piece) {
+                self.ids.push(id);
+            } else if let Some(before) = self.seen.get(piece) {
+                self.ids.extend_from_within(before.clone());
+            } else {
+                let start = self.ids.len();
+                t.bpe.encode(piece, &mut self.scratch, &mut self.ids);
+                if piece.len() <= MAX_REMEMBERED && self.seen.len() < MAX_MEMORY {
+                    self.seen.insert(piece, start..self.ids.len());
+                }
+            }
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! The tokenizer against tiktoken with Llama 4's ranks, and against Hugging Face's tokenizers.
 #![allow(clippy::unwrap_used)]
 
-use muser_text::{Specials, Tokenizer, Vocab};
+use muser_text::{Specials, Tokenizer, Vocab, split::split};
+use proptest::prelude::*;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
@@ -143,5 +145,124 @@ fn hostile_runs_take_linear_work() {
         let text = unit.repeat(1_000_000 / unit.len());
         let ids = tokenizer.encode(&text, Specials::Parse);
         assert_eq!(tokenizer.decode(&ids), text.as_bytes());
+    }
+}
+
+/// The 256 bytes, and these tokens of types behind them.
+fn small(more: &[(&str, i32)]) -> Vocab {
+    let bytes = (0..=255u8).map(|b| printable(&[b]));
+    Vocab {
+        pre: "llama4".into(),
+        tokens: bytes.chain(more.iter().map(|(t, _)| t.to_string())).collect(),
+        types: [1; 256].into_iter().chain(more.iter().map(|(_, t)| *t)).collect(),
+        ..Vocab::default()
+    }
+}
+
+#[test]
+fn only_special_tokens_are_found_in_text() {
+    let more = [("<|eot|>", 3), ("<tool>", 4), ("[PAD1]", 5), ("", 3), ("<|eot|>x", 3)];
+    let tokenizer = Tokenizer::new(small(&more)).unwrap();
+    assert_eq!(tokenizer.encode("a<|eot|><tool><|eot|>xb", Specials::Parse), [97, 256, 257, 260, 98]);
+    assert_eq!(
+        tokenizer.encode("[PAD1]", Specials::Parse),
+        "[PAD1]".bytes().map(u32::from).collect::<Vec<_>>()
+    );
+    assert_eq!(tokenizer.decode(&[256, 999, 97]), b"<|eot|>a");
+    assert_eq!((tokenizer.special("<tool>"), tokenizer.special("a")), (Some(257), None));
+    assert!(tokenizer.is_special(258) && !tokenizer.is_special(97) && !tokenizer.is_special(999));
+}
+
+#[test]
+fn damaged_vocabularies_are_refused() {
+    let refused = |vocab: Vocab, part: &str| {
+        let error = Tokenizer::new(vocab).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains(part), "{error:?} lacks {part:?}");
+    };
+    refused(Vocab { pre: "qwen2".into(), ..small(&[]) }, "\"qwen2\"");
+    refused(Vocab { merges: vec!["a b".into()], ..small(&[]) }, "merge 0 (\"a b\")");
+    refused(Vocab { tokens: small(&[]).tokens.split_off(1), ..small(&[]) }, "byte 0");
+    refused(Vocab::default(), "tokenizer.ggml.pre");
+}
+
+#[test]
+fn the_lowest_rank_merges_first_and_the_leftmost_of_equals() {
+    let more = [("bc", 1), ("ab", 1), ("abc", 1), ("aa", 1), ("aaa", 1)];
+    let merges = ["b c", "a b", "ab c", "a a", "aa a"].map(String::from).to_vec();
+    let tokenizer = Tokenizer::new(Vocab { merges, ..small(&more) }).unwrap();
+    // A piece that is a token is that token, though its merges would give a, bc.
+    assert_eq!(tokenizer.encode("abc", Specials::Plain), [258]);
+    assert_eq!(tokenizer.encode("abcz", Specials::Plain), [97, 256, 122]);
+    assert_eq!(tokenizer.encode("aaaaaz", Specials::Plain), [259, 260, 122]);
+}
+
+/// The pattern as the reference tokenizers run it.
+static PATTERN: LazyLock<fancy_regex::Regex> = LazyLock::new(|| {
+    fancy_regex::Regex::new(&std::fs::read_to_string(fixture("tokenizer/split-regex.txt")).unwrap()).unwrap()
+});
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn splits_are_the_patterns(text in prop_oneof![
+        "\\PC{0,40}",
+        "[ \t\r\n/'sStTlLdDmMrReEvVſaAbzZÉéßǅʰ中かا\u{301}\u{93f}1²Ⅷ!.,_\u{a0}\u{3000}\u{85}\u{200d}😀]{0,40}",
+    ]) {
+        let want: Vec<&str> = PATTERN.find_iter(&text).map(|m| m.unwrap().as_str()).collect();
+        prop_assert_eq!(split(&text).collect::<Vec<_>>(), want);
+    }
+
+    #[test]
+    fn text_comes_back(text in ".{0,60}") {
+        static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| gguf(fixture("gguf/tiny-Q8_0.gguf")));
+        for specials in [Specials::Parse, Specials::Plain] {
+            let ids = TOKENIZER.encode(&text, specials);
+            prop_assert_eq!(TOKENIZER.decode(&ids), text.as_bytes());
+            let mut decoder = TOKENIZER.decoder();
+            let mut parts: String = ids.iter().map(|id| decoder.push(&TOKENIZER, *id)).collect();
+            parts.push_str(&decoder.finish());
+            prop_assert_eq!(&parts, &text);
+        }
+    }
+
+    #[test]
+    fn any_tokens_are_text(ids in prop::collection::vec(0u32..1100, 0..40)) {
+        let tokenizer = &*MINI;
+        let mut decoder = tokenizer.decoder();
+        let mut parts: String = ids.iter().map(|id| decoder.push(tokenizer, *id)).collect();
+        parts.push_str(&decoder.finish());
+        prop_assert_eq!(parts, String::from_utf8_lossy(&tokenizer.decode(&ids)).into_owned());
+    }
+}
+
+#[test]
+fn the_default_models_goldens_are_its_tokens() {
+    for case in lines("mini/goldens.jsonl") {
+        assert_eq!(MINI.encode(case["prompt"].as_str().unwrap(), Specials::Parse), ids(&case["ids_in"]));
+        assert_eq!(MINI.decode(&ids(&case["ids_out"])), case["text_out"].as_str().unwrap().as_bytes());
+    }
+}
+
+static MINI: LazyLock<Tokenizer> = LazyLock::new(|| {
+    gguf(PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/glimmer-mini-Q8_0.gguf")))
+});
+
+/// The default model against its tokenizer.json, which Hugging Face's library wrote when it was trained: every token but the
+/// special ones is what its own text encodes to, so the tables are whole; the goldens' prompts cover real text.
+#[test]
+fn the_default_model_is_its_tokenizer_json() {
+    let json: Value =
+        serde_json::from_slice(&std::fs::read(fixture("mini/tokenizer.json")).unwrap()).unwrap();
+    for (token, id) in json["model"]["vocab"].as_object().unwrap() {
+        let id = id.as_u64().unwrap() as u32;
+        assert_eq!(printable(MINI.token_bytes(id).unwrap()), *token);
+        if let Ok(text) = std::str::from_utf8(MINI.token_bytes(id).unwrap()) {
+            assert_eq!(MINI.encode(text, Specials::Plain).len(), split(text).count(), "{text:?}");
+        }
+    }
+    for added in json["added_tokens"].as_array().unwrap() {
+        let (text, id) = (added["content"].as_str().unwrap(), added["id"].as_u64().unwrap() as u32);
+        assert_eq!(MINI.encode(text, Specials::Parse), [id], "{text}");
     }
 }
