@@ -13,6 +13,7 @@ pub mod plan;
 pub mod receipt;
 pub mod sample;
 pub mod session;
+pub mod stop;
 pub mod strict;
 
 pub use device::{Device, DeviceError, DeviceInfo, Lane, Observer, Route, Row, SeqId};
