@@ -1,1 +1,5 @@
 //! The HTTP server.
+
+pub mod constrain;
+pub mod metrics;
+pub mod slots;

@@ -1,0 +1,133 @@
+//! Constrained decoding: what a request's schema, grammar and tools allow, token by token.
+//!
+//! Grammars are llguidance's. One grammar describes one message of the turn, header and all; the free channels
+//! (reasoning, and answers without a schema) are left alone from their `<|message|>` on, so they cost nothing.
+
+mod gbnf;
+mod message;
+mod tools;
+mod turn;
+
+pub use message::{Answer, Choice, MessageGrammar};
+pub use turn::{NoMoreReasoning, Turn};
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use muser_text::{Specials, Tokenizer};
+use std::sync::{Arc, Mutex};
+use thiserror::Error;
+
+/// A grammar that was refused.
+#[derive(Debug, Error)]
+pub enum GrammarError {
+    /// The request's own schema, regular expression or grammar.
+    #[error("{what}: {why}")]
+    #[allow(missing_docs)]
+    Bad { what: &'static str, why: String },
+    /// The vocabulary cannot be constrained.
+    #[error("the model's vocabulary cannot be constrained: {0}")]
+    Vocabulary(String),
+}
+
+/// Compiled grammars that are kept: agents send the same tools with every request.
+const KEPT: usize = 32;
+/// Longest grammar text that is compiled.
+const MAX_GRAMMAR: usize = 1 << 20;
+
+/// Ids of the tokens that structure a turn.
+#[derive(Clone, Debug)]
+pub struct ControlTokens {
+    /// `<|message|>`
+    pub message: u32,
+    /// `<|eom|>`
+    pub eom: u32,
+    /// `<|eot|>`
+    pub eot: u32,
+    /// All that end a generation.
+    pub ends: Vec<u32>,
+    /// `<|start|>assistant`
+    pub start: Vec<u32>,
+}
+
+/// Compiles grammars for one vocabulary.
+pub struct Grammars {
+    factory: ParserFactory,
+    control: ControlTokens,
+    vocab: usize,
+    kept: Mutex<Vec<(String, Matcher)>>,
+}
+
+impl Grammars {
+    /// Builds the vocabulary's trie. `vocab` is the model's, which may be larger than the tokenizer's.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize) -> Result<Self, GrammarError> {
+        let vocabulary = |why: String| GrammarError::Vocabulary(why);
+        let special = |text: &str| tokenizer.special(text).ok_or_else(|| vocabulary(format!("{text} is missing")));
+        let control = ControlTokens {
+            message: special("<|message|>")?,
+            eom: special("<|eom|>")?,
+            eot: special("<|eot|>")?,
+            ends: tokenizer.end_ids().to_vec(),
+            start: tokenizer.encode("<|start|>assistant", Specials::Parse),
+        };
+        // A special token's bytes begin with 0xff, which no text contains.
+        let word = |id: u32| match tokenizer.token_bytes(id) {
+            Some(text) if tokenizer.is_special(id) => [&[TokTrie::SPECIAL_TOKEN_MARKER], text].concat(),
+            Some(bytes) => bytes.to_vec(),
+            None => vec![],
+        };
+        let words: Vec<Vec<u8>> = (0..vocab as u32).map(word).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, control.eot), &words);
+        let env: llguidance::toktrie::TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+            .map_err(|e| vocabulary(e.to_string()))?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(Grammars { factory, control, vocab, kept: Mutex::new(vec![]) })
+    }
+
+    /// The tokens that structure a turn.
+    pub fn control(&self) -> &ControlTokens {
+        &self.control
+    }
+
+    /// Tokens of the vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// Bytes of a token.
+    fn bytes(&self, token: u32) -> &[u8] {
+        self.factory.tok_env().tok_trie().token(token)
+    }
+
+    /// Compiles a grammar in llguidance's Lark dialect, or takes the one that was compiled before.
+    pub fn compile(&self, lark: &str) -> Result<Matcher, GrammarError> {
+        let bad = |why: String| GrammarError::Bad { what: "the grammar of this request", why };
+        if lark.len() > MAX_GRAMMAR {
+            return Err(bad(format!("it is {} bytes long; at most {MAX_GRAMMAR} are compiled", lark.len())));
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(at) = kept.iter().position(|(text, _)| text == lark) {
+            let found = kept.remove(at);
+            let matcher = found.1.deep_clone();
+            kept.push(found);
+            return Ok(matcher);
+        }
+        drop(kept);
+        let mut matcher = Matcher::new(self.factory.create_parser(TopLevelGrammar::from_lark(lark.to_string())));
+        if let Some(why) = matcher.get_error() {
+            return Err(bad(why));
+        }
+        // A grammar that nothing can satisfy shows at its first mask.
+        matcher.compute_mask().map_err(|e| bad(e.to_string()))?;
+        let mut kept = self.kept.lock().unwrap_or_else(|e| e.into_inner());
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push((lark.to_string(), matcher.deep_clone()));
+        Ok(matcher)
+    }
+}
