@@ -1,0 +1,156 @@
+//! The model's side of text: tokenizer, template, grammars, and how a conversation becomes a prompt.
+
+use crate::constrain::{Answer, Choice, Grammars, MessageGrammar};
+use crate::error::{ApiError, Kind};
+use crate::request::{Chat, Level};
+use muser_format::Gguf;
+use muser_text::{ChatTemplate, Specials, TextError, Tokenizer, Vocab};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// Marks a control token's text in what a client sent: it stays text. No Unicode text contains this character.
+const GUARD: char = '\u{10fffe}';
+/// The header of an answer, committed to when the model is not to reason.
+const ANSWER: &str = " to=user<|message|>";
+
+/// Tokenizer, template and grammars of a model.
+pub struct TextModel {
+    /// The name that clients see.
+    pub name: String,
+    /// Text to ids and back.
+    pub tokenizer: Tokenizer,
+    /// The chat template.
+    pub template: ChatTemplate,
+    /// Constraints.
+    pub grammars: Arc<Grammars>,
+    /// Tokens that end the reasoning and begin a message; and the same with the header of an answer.
+    pub end_reasoning: [Vec<u32>; 2],
+    first_end: u32,
+}
+
+/// A conversation as a prompt.
+pub struct Prompt {
+    /// The prompt's text.
+    pub text: String,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Where other prompts are likely to part from this one.
+    pub marks: Vec<usize>,
+    /// Tools in the template's form.
+    pub tools: Option<Value>,
+    /// Whether the answer's header is part of the prompt.
+    pub committed: bool,
+    /// What the turn must follow.
+    pub grammar: Option<MessageGrammar>,
+}
+
+impl TextModel {
+    /// Reads a model file. `vocab` is the number of logits.
+    pub fn from_gguf(file: &Gguf, name: String, vocab: usize) -> Result<Self, TextError> {
+        let tokenizer = Tokenizer::new(Vocab::from_gguf(file)?)?;
+        let bos = tokenizer.special("<|begin_of_text|>").map_or("", |_| "<|begin_of_text|>");
+        let template = ChatTemplate::new(file.str("tokenizer.chat_template")?, bos)?;
+        let grammars = Grammars::new(&tokenizer, vocab).map_err(|e| TextError::Vocabulary(e.to_string()))?;
+        let next = "<|eom|><|start|>assistant";
+        let end_reasoning =
+            [next.to_string(), format!("{next}{ANSWER}")].map(|text| tokenizer.encode(&text, Specials::Parse));
+        let first_end = grammars.control().eot;
+        Ok(TextModel { name, tokenizer, template, grammars: Arc::new(grammars), end_reasoning, first_end })
+    }
+
+    /// Renders a conversation and compiles what its answer must follow. With `free_calls`, tools alone ask for no grammar.
+    pub fn prompt(&self, chat: &Chat, answer: &Answer, free_calls: bool) -> Result<Prompt, ApiError> {
+        let mut messages = chat.messages.clone();
+        let mut tools = chat.tools.clone();
+        let guarded = self.guard(&mut messages) | tools.as_mut().is_some_and(|t| self.guard(t));
+        let (messages, tools) = muser_text::messages::normalize(&messages, tools.as_ref())?;
+        refuse_images(&messages)?;
+        let mut variables = Map::new();
+        variables.insert("add_generation_prompt".into(), true.into());
+        if let Some(level) = chat.reasoning.level {
+            variables.insert("reasoning_strength".into(), level.strength().into());
+        }
+        variables.extend(chat.variables.clone());
+        let mut text = self.template.render(&messages, tools.as_ref(), &variables)?;
+        let silent = chat.reasoning.level == Some(Level::Off);
+        let budget = chat.reasoning.budget.is_some();
+        let free = free_calls && chat.choice == Choice::Auto && *answer == Answer::Free;
+        let grammar = match free {
+            true => None,
+            false => MessageGrammar::compile(
+                &self.grammars,
+                tools.as_ref(),
+                &chat.choice,
+                chat.parallel,
+                answer,
+                silent,
+                budget,
+            )?,
+        };
+        // A grammar forbids the reasoning header itself; without one, the answer's header is committed.
+        let committed = silent && grammar.is_none();
+        if committed {
+            text.push_str(ANSWER);
+        }
+        let tokens = if guarded { self.encode_guarded(&text) } else { self.tokenizer.encode(&text, Specials::Parse) };
+        let text = text.replace(GUARD, "");
+        let system = tokens.iter().position(|t| *t == self.first_end).map(|at| at + 1);
+        let marks = system.into_iter().chain([tokens.len()]).collect();
+        Ok(Prompt { text, tokens, marks, tools, committed, grammar })
+    }
+
+    /// Breaks the text of control tokens in all strings of a value; whether there were any.
+    fn guard(&self, value: &mut Value) -> bool {
+        match value {
+            Value::String(text) => {
+                if !text.contains("<|") || self.tokenizer.encode(text, Specials::Parse).iter().all(|id| !self.tokenizer.is_special(*id)) {
+                    return false;
+                }
+                *text = text.replace("<|", &format!("<{GUARD}|"));
+                true
+            }
+            Value::Array(all) => all.iter_mut().fold(false, |found, v| self.guard(v) | found),
+            Value::Object(map) => map.values_mut().fold(false, |found, v| self.guard(v) | found),
+            _ => false,
+        }
+    }
+
+    /// Encodes a rendered text whose guarded control tokens are plain text.
+    fn encode_guarded(&self, text: &str) -> Vec<u32> {
+        let mut out = vec![];
+        let mut plain = String::new();
+        let mut rest = text;
+        while let Some(at) = rest.find("<|") {
+            let special = rest[at..].find("|>").and_then(|end| {
+                let token = &rest[at..at + end + 2];
+                Some((self.tokenizer.special(token)?, token.len()))
+            });
+            let (id, len) = special.map_or((None, 2), |(id, len)| (Some(id), len));
+            plain.push_str(&rest[..at]);
+            match id {
+                Some(id) => {
+                    out.extend(self.tokenizer.encode(&plain.replace(GUARD, ""), Specials::Plain));
+                    plain.clear();
+                    out.push(id);
+                }
+                None => plain.push_str(&rest[at..at + len]),
+            }
+            rest = &rest[at + len..];
+        }
+        plain.push_str(rest);
+        out.extend(self.tokenizer.encode(&plain.replace(GUARD, ""), Specials::Plain));
+        out
+    }
+}
+
+fn refuse_images(messages: &Value) -> Result<(), ApiError> {
+    let parts = |m: &Value| m.get("content").and_then(Value::as_array).cloned().unwrap_or_default();
+    let image = |part: &Value| part.get("type").and_then(Value::as_str) == Some("image");
+    for (i, message) in messages.as_array().map(Vec::as_slice).unwrap_or_default().iter().enumerate() {
+        if parts(message).iter().any(image) {
+            let why = format!("messages[{i}] has an image; this server runs the text model only, send text");
+            return Err(ApiError { kind: Kind::Unsupported, message: why, param: Some("messages".into()) });
+        }
+    }
+    Ok(())
+}
