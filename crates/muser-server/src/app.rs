@@ -127,7 +127,8 @@ const OPEN: [&str; 4] = ["/", "/health", "/v1/health", "/favicon.ico"];
 /// Checks keys, and answers browsers' questions about other origins.
 pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let origin = request.headers().get(header::ORIGIN).cloned();
-    let allowed = origin.filter(|o| app.options.cors.iter().any(|c| c == "*" || c.as_bytes() == o.as_bytes()));
+    let allowed =
+        origin.filter(|o| app.options.cors.iter().any(|c| c == "*" || c.as_bytes() == o.as_bytes()));
     let path = request.uri().path().to_string();
     let open = OPEN.contains(&path.as_str());
     let known = key(request.headers()).is_some_and(|key| app.options.keys.iter().any(|k| same(k, key)));
@@ -162,4 +163,33 @@ pub fn unique(prefix: &str) -> String {
 /// Seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// A time as RFC 3339 writes it, in UTC.
+pub fn iso(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Years of 365.2425 days that begin in March, so that a leap day ends one (Howard Hinnant's days-to-civil).
+    let z = days + 719_468;
+    let (era, doe) = (z / 146_097, z % 146_097);
+    let yoe = (doe - doe / 1_460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let (day, month) = (doy - (153 * mp + 2) / 5 + 1, if mp < 10 { mp + 3 } else { mp - 9 });
+    let year = yoe + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn iso_times() {
+        // From `date -u -d @N`.
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_827_696, "2000-02-29T12:34:56Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(super::iso(seconds), text);
+        }
+    }
 }

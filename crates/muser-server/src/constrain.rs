@@ -63,7 +63,8 @@ impl Grammars {
     /// Builds the vocabulary's trie. `vocab` is the model's, which may be larger than the tokenizer's.
     pub fn new(tokenizer: &Tokenizer, vocab: usize) -> Result<Self, GrammarError> {
         let vocabulary = |why: String| GrammarError::Vocabulary(why);
-        let special = |text: &str| tokenizer.special(text).ok_or_else(|| vocabulary(format!("{text} is missing")));
+        let special =
+            |text: &str| tokenizer.special(text).ok_or_else(|| vocabulary(format!("{text} is missing")));
         let control = ControlTokens {
             message: special("<|message|>")?,
             eom: special("<|eom|>")?,
@@ -117,7 +118,8 @@ impl Grammars {
             return Ok(matcher);
         }
         drop(kept);
-        let mut matcher = Matcher::new(self.factory.create_parser(TopLevelGrammar::from_lark(lark.to_string())));
+        let mut matcher =
+            Matcher::new(self.factory.create_parser(TopLevelGrammar::from_lark(lark.to_string())));
         if let Some(why) = matcher.get_error() {
             return Err(bad(why));
         }

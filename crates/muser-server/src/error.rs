@@ -57,32 +57,52 @@ impl Kind {
     /// Status, OpenAI's type and code, Anthropic's type.
     fn row(self) -> (StatusCode, &'static str, Option<&'static str>, &'static str) {
         match self {
-            Kind::Invalid => (StatusCode::BAD_REQUEST, "invalid_request_error", None, "invalid_request_error"),
-            Kind::Unauthorized => {
-                (StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"), "authentication_error")
+            Kind::Invalid => {
+                (StatusCode::BAD_REQUEST, "invalid_request_error", None, "invalid_request_error")
             }
-            Kind::NotFound => (StatusCode::NOT_FOUND, "invalid_request_error", Some("not_found"), "not_found_error"),
-            Kind::Method => (StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", None, "invalid_request_error"),
-            Kind::TooLarge => {
-                (StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("request_too_large"), "request_too_large")
+            Kind::Unauthorized => (
+                StatusCode::UNAUTHORIZED,
+                "authentication_error",
+                Some("invalid_api_key"),
+                "authentication_error",
+            ),
+            Kind::NotFound => {
+                (StatusCode::NOT_FOUND, "invalid_request_error", Some("not_found"), "not_found_error")
             }
+            Kind::Method => {
+                (StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", None, "invalid_request_error")
+            }
+            Kind::TooLarge => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "invalid_request_error",
+                Some("request_too_large"),
+                "request_too_large",
+            ),
             Kind::Context => (
                 StatusCode::BAD_REQUEST,
                 "invalid_request_error",
                 Some("context_length_exceeded"),
                 "invalid_request_error",
             ),
-            Kind::Unsupported => {
-                (StatusCode::NOT_IMPLEMENTED, "not_supported_error", Some("not_supported"), "invalid_request_error")
-            }
+            Kind::Unsupported => (
+                StatusCode::NOT_IMPLEMENTED,
+                "not_supported_error",
+                Some("not_supported"),
+                "invalid_request_error",
+            ),
             Kind::Busy => {
                 (StatusCode::SERVICE_UNAVAILABLE, "overloaded_error", Some("overloaded"), "overloaded_error")
             }
-            Kind::Closing => {
-                (StatusCode::SERVICE_UNAVAILABLE, "overloaded_error", Some("shutting_down"), "overloaded_error")
-            }
+            Kind::Closing => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "overloaded_error",
+                Some("shutting_down"),
+                "overloaded_error",
+            ),
             Kind::Timeout => (StatusCode::GATEWAY_TIMEOUT, "timeout_error", Some("timeout"), "timeout_error"),
-            Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("engine"), "api_error"),
+            Kind::Internal => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("engine"), "api_error")
+            }
         }
     }
 }
@@ -110,7 +130,9 @@ impl ApiError {
             Protocol::OpenAi => {
                 json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": code}})
             }
-            Protocol::Anthropic => json!({"type": "error", "error": {"type": anthropic, "message": self.message}}),
+            Protocol::Anthropic => {
+                json!({"type": "error", "error": {"type": anthropic, "message": self.message}})
+            }
             Protocol::Ollama => json!({"error": self.message}),
         }
     }

@@ -25,9 +25,9 @@ impl Fields {
         self.map.remove(name).filter(|v| !v.is_null())
     }
 
-    /// Whether a field is there.
-    pub fn has(&self, name: &str) -> bool {
-        self.map.get(name).is_some_and(|v| !v.is_null())
+    /// Puts a field back.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.map.insert(name.into(), value);
     }
 
     fn typed<T>(

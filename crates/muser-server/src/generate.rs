@@ -136,7 +136,10 @@ impl Generator {
         }
         let vocab = self.text.grammars.vocab();
         if let Some(token) = tokens.iter().find(|t| **t as usize >= vocab) {
-            return Err(ApiError::new(Kind::Invalid, format!("token {token} does not exist; ids go up to {}", vocab - 1)));
+            return Err(ApiError::new(
+                Kind::Invalid,
+                format!("token {token} does not exist; ids go up to {}", vocab - 1),
+            ));
         }
         if tokens.len() >= context {
             let message = format!(
@@ -218,7 +221,10 @@ impl Generator {
         if let Err(refusal) = self.slots.submit(works) {
             self.metrics.refused.add(request.n as u64);
             return Err(match refusal {
-                Refusal::Full => ApiError::new(Kind::Busy, "all slots are busy and the queue is full; try again in a moment"),
+                Refusal::Full => ApiError::new(
+                    Kind::Busy,
+                    "all slots are busy and the queue is full; try again in a moment",
+                ),
                 Refusal::ShuttingDown => closing(),
             });
         }
@@ -363,9 +369,10 @@ impl Sink for Pipeline {
             End::Stop if self.calls > 0 && self.finish.is_none() => Finish::ToolCalls,
             End::Stop => self.finish.take().unwrap_or(Finish::Stop),
             End::Length => Finish::Length,
-            End::Deadline => {
-                failed(Kind::Timeout, format!("the request's time was up after {} new tokens", report.generated))
-            }
+            End::Deadline => failed(
+                Kind::Timeout,
+                format!("the request's time was up after {} new tokens", report.generated),
+            ),
             End::Shutdown => Finish::Failed(closing()),
             End::Failed(why) => failed(Kind::Internal, format!("the engine failed: {why}")),
         };
@@ -389,7 +396,8 @@ pub struct Collected {
 impl Generation {
     /// Waits for all choices. A choice that failed fails them all.
     pub async fn collect(mut self) -> Result<Vec<Collected>, ApiError> {
-        let mut open: Vec<_> = std::iter::repeat_with(|| (Collector::default(), vec![])).take(self.n).collect();
+        let mut open: Vec<_> =
+            std::iter::repeat_with(|| (Collector::default(), vec![])).take(self.n).collect();
         let mut done: Vec<Option<Collected>> = std::iter::repeat_with(|| None).take(self.n).collect();
         while let Some((choice, output)) = self.next().await {
             let (Some((collector, tokens)), Some(slot)) = (open.get_mut(choice), done.get_mut(choice)) else {

@@ -32,6 +32,7 @@ pub struct Metrics {
     pub refused: Number,
     pub finished: Number,
     pub failed: Number,
+    pub failed_in_a_row: Number,
     pub prompt_tokens: Number,
     pub cached_tokens: Number,
     pub cache_hits: Number,
@@ -69,8 +70,14 @@ impl Metrics {
         self.generated_tokens.add(report.generated as u64);
         self.queue_micros.add((report.queue_seconds * 1e6) as u64);
         match end {
-            End::Failed(_) => self.failed.add(1),
-            _ => self.finished.add(1),
+            End::Failed(_) => {
+                self.failed.add(1);
+                self.failed_in_a_row.add(1);
+            }
+            _ => {
+                self.finished.add(1);
+                self.failed_in_a_row.set(0);
+            }
         }
     }
 
@@ -84,7 +91,11 @@ impl Metrics {
             ("finished_total", "Generations that came to an end", count(&self.finished)),
             ("failed_total", "Generations that the engine failed", count(&self.failed)),
             ("prompt_tokens_total", "Tokens of prompts", count(&self.prompt_tokens)),
-            ("cached_tokens_total", "Tokens of prompts that were not computed again", count(&self.cached_tokens)),
+            (
+                "cached_tokens_total",
+                "Tokens of prompts that were not computed again",
+                count(&self.cached_tokens),
+            ),
             ("cache_hits_total", "Generations whose prompt began with known tokens", count(&self.cache_hits)),
             ("generated_tokens_total", "New tokens", count(&self.generated_tokens)),
             ("drafted_tokens_total", "Tokens proposed by the drafter", count(&self.drafted)),
@@ -99,10 +110,14 @@ impl Metrics {
         let mut out = String::new();
         // Writing to a String cannot fail.
         for (name, help, value) in counters {
-            let _ = writeln!(out, "# HELP muser_{name} {help}.\n# TYPE muser_{name} counter\nmuser_{name} {value}");
+            let _ = writeln!(
+                out,
+                "# HELP muser_{name} {help}.\n# TYPE muser_{name} counter\nmuser_{name} {value}"
+            );
         }
         for (name, help, value) in gauges {
-            let _ = writeln!(out, "# HELP muser_{name} {help}.\n# TYPE muser_{name} gauge\nmuser_{name} {value}");
+            let _ =
+                writeln!(out, "# HELP muser_{name} {help}.\n# TYPE muser_{name} gauge\nmuser_{name} {value}");
         }
         out
     }

@@ -211,7 +211,8 @@ pub fn check_logprobs(name: &str, top: usize) -> Result<usize, ApiError> {
 }
 
 fn read_format(mut format: Fields) -> Result<Answer, ApiError> {
-    let missing = |what: &str| ApiError::field("response_format", format!("response_format.{what} is missing"));
+    let missing =
+        |what: &str| ApiError::field("response_format", format!("response_format.{what} is missing"));
     let kind = format.string("type")?.ok_or_else(|| missing("type"))?;
     match kind.as_str() {
         "text" => Ok(Answer::Free),
@@ -231,7 +232,9 @@ fn read_format(mut format: Fields) -> Result<Answer, ApiError> {
         "lark" => Ok(Answer::Lark(format.string("grammar")?.ok_or_else(|| missing("grammar"))?)),
         other => Err(ApiError::field(
             "response_format",
-            format!("response_format.type is {other:?}; text, json_object, json_schema, regex, grammar and lark are known"),
+            format!(
+                "response_format.type is {other:?}; text, json_object, json_schema, regex, grammar and lark are known"
+            ),
         )),
     }
 }
@@ -281,7 +284,12 @@ impl Reasoning {
         match inner.string("type")?.as_deref() {
             Some("disabled") => self.level = Some(Level::Off),
             Some("enabled" | "adaptive") => self.budget = inner.count("budget_tokens")?,
-            _ => return Err(ApiError::field("thinking", "thinking.type must be enabled, adaptive or disabled")),
+            _ => {
+                return Err(ApiError::field(
+                    "thinking",
+                    "thinking.type must be enabled, adaptive or disabled",
+                ));
+            }
         }
         Ok(())
     }
@@ -304,13 +312,17 @@ pub fn read_choice(value: Option<Value>, tools: Option<&Value>) -> Result<Choice
             "none" => Choice::None,
             "required" | "any" => Choice::Required,
             other => {
-                return Err(wrong(format!("tool_choice is {other:?}; auto, none, required or a function are known")));
+                return Err(wrong(format!(
+                    "tool_choice is {other:?}; auto, none, required or a function are known"
+                )));
             }
         },
         Some(object) => {
             let function = object.get("function").unwrap_or(object);
             let name = function.get("name").and_then(Value::as_str);
-            Choice::Named(name.ok_or_else(|| wrong("tool_choice.function.name is missing".into()))?.to_string())
+            Choice::Named(
+                name.ok_or_else(|| wrong("tool_choice.function.name is missing".into()))?.to_string(),
+            )
         }
     };
     let offered = |name: &str| {
@@ -321,7 +333,9 @@ pub fn read_choice(value: Option<Value>, tools: Option<&Value>) -> Result<Choice
         Choice::Named(name) if !offered(name) => {
             Err(wrong(format!("tool_choice names {name:?}, which is not among the tools")))
         }
-        Choice::Required if tools.is_none() => Err(wrong("tool_choice is required, but there are no tools".into())),
+        Choice::Required if tools.is_none() => {
+            Err(wrong("tool_choice is required, but there are no tools".into()))
+        }
         _ => Ok(choice),
     }
 }

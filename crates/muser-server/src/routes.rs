@@ -1,9 +1,14 @@
 //! The routes: thin adapters from each protocol to the one way of generating.
 
+mod anthropic;
 mod chat;
 mod completions;
+mod llamacpp;
 mod models;
+mod ollama;
 mod openai;
+mod ops;
+mod responses;
 
 use crate::app::{App, guard, protocol};
 use crate::error::{ApiError, Kind};
@@ -19,8 +24,32 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::route))
         .route("/chat/completions", post(chat::route))
         .route("/v1/completions", post(completions::route))
+        .route("/v1/responses", post(responses::route))
+        .route("/v1/embeddings", post(llamacpp::embeddings))
+        .route("/embedding", post(llamacpp::embeddings))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{name}", get(models::one))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count))
+        .route("/completion", post(llamacpp::completion))
+        .route("/tokenize", post(llamacpp::tokenize))
+        .route("/detokenize", post(llamacpp::detokenize))
+        .route("/apply-template", post(llamacpp::apply_template))
+        .route("/props", get(llamacpp::props))
+        .route("/slots", get(llamacpp::slots))
+        .route("/infill", post(llamacpp::infill))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
+        .route("/api/embed", post(llamacpp::ollama_embeddings))
+        .route("/api/embeddings", post(llamacpp::ollama_embeddings))
+        .route("/health", get(ops::health))
+        .route("/v1/health", get(ops::health))
+        .route("/metrics", get(ops::metrics))
+        .route("/", get(ops::page))
         .fallback(unknown)
         .method_not_allowed_fallback(method)
         .layer(axum::middleware::from_fn_with_state(app.clone(), guard))

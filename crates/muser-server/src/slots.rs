@@ -225,6 +225,11 @@ impl Slots {
         self.context
     }
 
+    /// Whether the engine's thread runs.
+    pub fn alive(&self) -> bool {
+        self.thread.lock().unwrap_or_else(|e| e.into_inner()).as_ref().is_some_and(|t| !t.is_finished())
+    }
+
     /// Requests that wait for a slot.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
@@ -310,7 +315,8 @@ impl Scheduler {
                 Some(end) => {
                     self.waiting.fetch_sub(1, Ordering::AcqRel);
                     let queue_seconds = queued.since.elapsed().as_secs_f64();
-                    let report = Report { prompt: queued.work.prompt.len(), queue_seconds, ..Report::default() };
+                    let report =
+                        Report { prompt: queued.work.prompt.len(), queue_seconds, ..Report::default() };
                     queued.work.sink.finish(end, report);
                 }
             }
@@ -333,7 +339,9 @@ impl Scheduler {
                 session.constrain(None);
             }
             // After a failure nobody knows what the caches hold.
-            if matches!(end, End::Failed(_)) && let Some(session) = slot.session.take() {
+            if matches!(end, End::Failed(_))
+                && let Some(session) = slot.session.take()
+            {
                 self.engine.close(session);
             }
             running.finish(end, &self.metrics);

@@ -47,7 +47,11 @@ pub fn event(out: &mut String, name: &str, value: &Value) {
 }
 
 /// Streams a generation. Once the client is gone the generation is dropped, which cancels it.
-pub fn response(mut generation: Generation, mut encoder: impl Encoder, content_type: &'static str) -> Response {
+pub fn response(
+    mut generation: Generation,
+    mut encoder: impl Encoder,
+    content_type: &'static str,
+) -> Response {
     let (sender, receiver) = channel::<Result<Bytes, Infallible>>(CHUNKS);
     tokio::spawn(async move {
         let mut out = String::new();

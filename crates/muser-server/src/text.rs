@@ -52,8 +52,8 @@ impl TextModel {
         let template = ChatTemplate::new(file.str("tokenizer.chat_template")?, bos)?;
         let grammars = Grammars::new(&tokenizer, vocab).map_err(|e| TextError::Vocabulary(e.to_string()))?;
         let next = "<|eom|><|start|>assistant";
-        let end_reasoning =
-            [next.to_string(), format!("{next}{ANSWER}")].map(|text| tokenizer.encode(&text, Specials::Parse));
+        let end_reasoning = [next.to_string(), format!("{next}{ANSWER}")]
+            .map(|text| tokenizer.encode(&text, Specials::Parse));
         let first_end = grammars.control().eot;
         Ok(TextModel { name, tokenizer, template, grammars: Arc::new(grammars), end_reasoning, first_end })
     }
@@ -92,7 +92,8 @@ impl TextModel {
         if committed {
             text.push_str(ANSWER);
         }
-        let tokens = if guarded { self.encode_guarded(&text) } else { self.tokenizer.encode(&text, Specials::Parse) };
+        let tokens =
+            if guarded { self.encode_guarded(&text) } else { self.tokenizer.encode(&text, Specials::Parse) };
         let text = text.replace(GUARD, "");
         let system = tokens.iter().position(|t| *t == self.first_end).map(|at| at + 1);
         let marks = system.into_iter().chain([tokens.len()]).collect();
@@ -103,7 +104,13 @@ impl TextModel {
     fn guard(&self, value: &mut Value) -> bool {
         match value {
             Value::String(text) => {
-                if !text.contains("<|") || self.tokenizer.encode(text, Specials::Parse).iter().all(|id| !self.tokenizer.is_special(*id)) {
+                if !text.contains("<|")
+                    || self
+                        .tokenizer
+                        .encode(text, Specials::Parse)
+                        .iter()
+                        .all(|id| !self.tokenizer.is_special(*id))
+                {
                     return false;
                 }
                 *text = text.replace("<|", &format!("<{GUARD}|"));

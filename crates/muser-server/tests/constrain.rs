@@ -1,4 +1,5 @@
 //! Constraints with glimmer-mini's vocabulary: what they allow, at every tokenisation.
+#![allow(clippy::unwrap_used)]
 
 use muser_core::session::Constraint;
 use muser_format::Gguf;
@@ -44,7 +45,13 @@ struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Setup { tools: Some(tools()), choice: Choice::Auto, parallel: true, answer: Answer::Free, silent: false }
+        Setup {
+            tools: Some(tools()),
+            choice: Choice::Auto,
+            parallel: true,
+            answer: Answer::Free,
+            silent: false,
+        }
     }
 }
 
@@ -67,7 +74,11 @@ impl Setup {
     fn allows(&self, text: &str) -> bool {
         let usual = follow(&mut self.turn(&NoMoreReasoning::default()), &encode(text));
         let bytes = follow(&mut self.turn(&NoMoreReasoning::default()), &bytewise(text));
-        assert_eq!(usual.is_ok(), bytes.is_ok(), "{text:?}: {usual:?} in usual tokens, {bytes:?} byte by byte");
+        assert_eq!(
+            usual.is_ok(),
+            bytes.is_ok(),
+            "{text:?}: {usual:?} in usual tokens, {bytes:?} byte by byte"
+        );
         usual.is_ok()
     }
 }
@@ -83,7 +94,9 @@ fn bytewise(text: &str) -> Vec<u32> {
         if tokenizer.is_special(id) {
             return vec![id];
         }
-        let of = |b: &u8| (0..tokenizer.vocab_size() as u32).find(|t| tokenizer.token_bytes(*t) == Some(&[*b])).unwrap();
+        let of = |b: &u8| {
+            (0..tokenizer.vocab_size() as u32).find(|t| tokenizer.token_bytes(*t) == Some(&[*b])).unwrap()
+        };
         tokenizer.token_bytes(id).unwrap().iter().map(of).collect()
     };
     // The role after `<|start|>` is written by the server's own mask, in its usual token.
@@ -130,16 +143,31 @@ fn auto_allows_reasoning_answers_and_calls() {
 fn a_call_fits_its_schema() {
     let auto = Setup::default();
     assert!(!auto.allows(&CALL.replace("to=get_weather", "to=get_news")), "an unknown tool");
-    assert!(!auto.allows(&CALL.replace("name=\"get_weather\"", "name=\"fs.read-file\"")), "another tool's name");
+    assert!(
+        !auto.allows(&CALL.replace("name=\"get_weather\"", "name=\"fs.read-file\"")),
+        "another tool's name"
+    );
     assert!(!auto.allows(&CALL.replace(">3<", ">three<")), "a word for an integer");
     assert!(!auto.allows(&CALL.replace(">3<", ">3.5<")), "a fraction for an integer");
-    assert!(!auto.allows(&CALL.replace("<atem:parameter name=\"days\">3</atem:parameter>\n", "")), "days is required");
+    assert!(
+        !auto.allows(&CALL.replace("<atem:parameter name=\"days\">3</atem:parameter>\n", "")),
+        "days is required"
+    );
     let with = |parameter: &str| CALL.replace("</atem:invoke>", &format!("{parameter}</atem:invoke>"));
     assert!(auto.allows(&with("<atem:parameter name=\"unit\">F</atem:parameter>\n")));
-    assert!(!auto.allows(&with("<atem:parameter name=\"unit\">K</atem:parameter>\n")), "not in the enumeration");
+    assert!(
+        !auto.allows(&with("<atem:parameter name=\"unit\">K</atem:parameter>\n")),
+        "not in the enumeration"
+    );
     assert!(auto.allows(&with("<atem:parameter name=\"where\">{\"lat\": 1.5}</atem:parameter>\n")));
-    assert!(!auto.allows(&with("<atem:parameter name=\"where\">{\"lon\": 1.5}</atem:parameter>\n")), "not in the schema");
-    assert!(!auto.allows(&with("<atem:parameter name=\"when\">now</atem:parameter>\n")), "an unknown parameter");
+    assert!(
+        !auto.allows(&with("<atem:parameter name=\"where\">{\"lon\": 1.5}</atem:parameter>\n")),
+        "not in the schema"
+    );
+    assert!(
+        !auto.allows(&with("<atem:parameter name=\"when\">now</atem:parameter>\n")),
+        "an unknown parameter"
+    );
     let days_first = " to=get_weather<|message|><atem:function_calls>\n<atem:invoke name=\"get_weather\">\n\
         <atem:parameter name=\"days\">3</atem:parameter>\n<atem:parameter name=\"unit\">C</atem:parameter>\n\
         <atem:parameter name=\"city\">Oslo</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>";
@@ -202,19 +230,40 @@ fn raw(answer: Answer, text: &str) -> bool {
 #[test]
 fn regular_expressions() {
     let date = || Answer::Regex(r"\d{4}/\d\d/\d\d|never".into());
-    assert!(raw(date(), "2026/09/15") && raw(date(), "never") && !raw(date(), "2026-09-15") && !raw(date(), "2026/09/1"));
+    assert!(
+        raw(date(), "2026/09/15")
+            && raw(date(), "never")
+            && !raw(date(), "2026-09-15")
+            && !raw(date(), "2026/09/1")
+    );
 }
 
 #[test]
 fn gbnf() {
     // The arithmetic and JSON grammars of llama.cpp's documentation, in short.
-    let sums = || Answer::Gbnf("root ::= (expr \"=\" ws term \"\\n\")+\nexpr ::= term ([-+*/] term)*\nterm ::= ident | num | \"(\" ws expr \")\" ws\nident ::= [a-z] [a-z0-9_]* ws\nnum ::= [0-9]+ ws # digits\nws ::= [ \\t]*".into());
-    assert!(raw(sums(), "a+(b*3)=7\n") && raw(sums(), "1 = 2\nx=y\n") && !raw(sums(), "a+=7\n") && !raw(sums(), "a+(b=7\n"));
-    let nested = || Answer::Gbnf("root ::= value\nvalue ::= list | \"x\"\nlist ::= \"[\" (value (\",\" value)*)? \"]\"".into());
+    let sums = || {
+        Answer::Gbnf("root ::= (expr \"=\" ws term \"\\n\")+\nexpr ::= term ([-+*/] term)*\nterm ::= ident | num | \"(\" ws expr \")\" ws\nident ::= [a-z] [a-z0-9_]* ws\nnum ::= [0-9]+ ws # digits\nws ::= [ \\t]*".into())
+    };
+    assert!(
+        raw(sums(), "a+(b*3)=7\n")
+            && raw(sums(), "1 = 2\nx=y\n")
+            && !raw(sums(), "a+=7\n")
+            && !raw(sums(), "a+(b=7\n")
+    );
+    let nested = || {
+        Answer::Gbnf(
+            "root ::= value\nvalue ::= list | \"x\"\nlist ::= \"[\" (value (\",\" value)*)? \"]\"".into(),
+        )
+    };
     assert!(raw(nested(), "[x,[],[[x]]]") && !raw(nested(), "[x,[]"));
     // Greedy lexing of the parts would miss this.
     let overlap = || Answer::Gbnf("root ::= [a-z]+ \"end\" | \"e\" [a-z]{2,3}".into());
-    assert!(raw(overlap(), "friend") && raw(overlap(), "endend") && raw(overlap(), "exit") && !raw(overlap(), "fri"));
+    assert!(
+        raw(overlap(), "friend")
+            && raw(overlap(), "endend")
+            && raw(overlap(), "exit")
+            && !raw(overlap(), "fri")
+    );
     let escapes = || Answer::Gbnf(r#"root ::= "\x41\u00e9\"" [^\n"] . "#.into());
     assert!(raw(escapes(), "Aé\"xy") && !raw(escapes(), "Aé\"\"y"));
     for (bad, why) in [
@@ -227,7 +276,8 @@ fn gbnf() {
         ("root := \"a\"", "::="),
         ("root ::= (\"a\"", "parenthesis"),
     ] {
-        let error = Answer::Gbnf(bad.into()).compile(&MINI.1).err().unwrap_or_else(|| panic!("{bad:?} was taken"));
+        let error =
+            Answer::Gbnf(bad.into()).compile(&MINI.1).err().unwrap_or_else(|| panic!("{bad:?} was taken"));
         assert!(error.to_string().contains(why), "{bad:?}: {error}");
     }
 }
@@ -266,7 +316,11 @@ fn random_walks_end_in_valid_json() {
         for _ in 0..300 {
             let mask = turn.mask().unwrap().unwrap();
             let allowed: Vec<u32> = (0..grammars.vocab() as u32).filter(|t| mask.allows(*t)).collect();
-            assert!(!allowed.is_empty(), "nothing is allowed after {:?}", String::from_utf8_lossy(&tokenizer.decode(&output)));
+            assert!(
+                !allowed.is_empty(),
+                "nothing is allowed after {:?}",
+                String::from_utf8_lossy(&tokenizer.decode(&output))
+            );
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let end = allowed.iter().copied().find(|t| tokenizer.is_end(*t));
             let token = end.unwrap_or(allowed[(random >> 33) as usize % allowed.len()]);

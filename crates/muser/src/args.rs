@@ -37,6 +37,7 @@ pub struct Cli {
 enum Command {
     Chat(Box<cmd::chat::Chat>),
     Run(Box<cmd::run::Run>),
+    Serve(Box<cmd::serve::Serve>),
     Inspect(cmd::inspect::Inspect),
     Kernels(cmd::kernels::Kernels),
     Trace(cmd::trace::Trace),
@@ -68,6 +69,7 @@ impl Cli {
         match self.command {
             Some(Command::Chat(args)) => args.run(),
             Some(Command::Run(args)) => args.run(),
+            Some(Command::Serve(args)) => args.run(),
             Some(Command::Inspect(args)) => args.run(),
             Some(Command::Kernels(args)) => args.run(),
             Some(Command::Trace(args)) => args.run(),

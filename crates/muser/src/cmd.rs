@@ -7,6 +7,7 @@ pub mod logits;
 pub mod parse;
 pub mod perplexity;
 pub mod run;
+pub mod serve;
 pub mod template;
 pub mod tokenize;
 pub mod trace;

@@ -157,7 +157,10 @@ impl MessageGrammar {
                 alternatives.push("\" to=self\" <|message|>".to_string());
             }
             if answers {
-                alternatives.push(format!("\" to=user\" <|message|> {}", if body.is_empty() { "" } else { "answer" }));
+                alternatives.push(format!(
+                    "\" to=user\" <|message|> {}",
+                    if body.is_empty() { "" } else { "answer" }
+                ));
             }
             if answers && !body.is_empty() {
                 rules.push_str(&format!("answer: {body}\n"));
@@ -171,7 +174,9 @@ impl MessageGrammar {
             let strict = grammars.compile(&lark(reasoning, true));
             // A tool's schema is a help, not a demand: what cannot be compiled is left to the model.
             match strict {
-                Err(GrammarError::Bad { .. }) if !offered.is_empty() => grammars.compile(&lark(reasoning, false)),
+                Err(GrammarError::Bad { .. }) if !offered.is_empty() => {
+                    grammars.compile(&lark(reasoning, false))
+                }
                 other => other,
             }
             .map_err(|e| answer.name(e))

@@ -56,7 +56,8 @@ impl Function<'_> {
         let empty = Map::new();
         let parameters = self.parameters.unwrap_or(&empty);
         let properties = parameters.get("properties").and_then(Value::as_object).unwrap_or(&empty);
-        let listed = parameters.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let listed =
+            parameters.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let is_required = |key: &str| listed.iter().any(|r| r.as_str() == Some(key));
         let (mut required, mut optional) = (vec![], vec![]);
         for (n, (key, schema)) in properties.iter().enumerate() {

@@ -34,7 +34,11 @@ pub struct Turn {
 
 impl Turn {
     /// A turn that begins after `<|start|>assistant`.
-    pub fn new(grammars: Arc<Grammars>, message: Arc<MessageGrammar>, no_more_reasoning: NoMoreReasoning) -> Self {
+    pub fn new(
+        grammars: Arc<Grammars>,
+        message: Arc<MessageGrammar>,
+        no_more_reasoning: NoMoreReasoning,
+    ) -> Self {
         let state = header(&message, &no_more_reasoning);
         let mask = TokenMask::none(grammars.vocab());
         Turn { grammars, message: Some(message), no_more_reasoning, state, words: vec![], mask }
@@ -42,7 +46,8 @@ impl Turn {
 
     /// An output that follows one grammar from its first token on.
     pub fn raw(grammars: Arc<Grammars>, matcher: Matcher) -> Self {
-        let state = State::Message { matcher: Box::new(matcher), header: vec![], channel: Some(Channel::Raw) };
+        let state =
+            State::Message { matcher: Box::new(matcher), header: vec![], channel: Some(Channel::Raw) };
         let mask = TokenMask::none(grammars.vocab());
         let no_more_reasoning = NoMoreReasoning::default();
         Turn { grammars, message: None, no_more_reasoning, state, words: vec![], mask }
@@ -135,7 +140,9 @@ impl Constraint for Turn {
             }
             State::Between(at) => {
                 *at += 1;
-                if *at >= control.start.len() && let Some(message) = &self.message {
+                if *at >= control.start.len()
+                    && let Some(message) = &self.message
+                {
                     self.state = header(message, &self.no_more_reasoning);
                 }
                 false

@@ -53,7 +53,11 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
     let generation = app.generator.start(request)?;
     let text = app.generator.text.clone();
     if sending.stream {
-        return Ok(stream::response(generation, Chunks::new(text, sending.usage, generation_n(&app)), stream::SSE));
+        return Ok(stream::response(
+            generation,
+            Chunks::new(text, sending.usage, generation_n(&app)),
+            stream::SSE,
+        ));
     }
     let done = generation.collect().await?;
     Ok(Json(body(&text, &done)).into_response())
@@ -65,7 +69,8 @@ fn generation_n(app: &App) -> usize {
 
 /// Reads a chat request; the rest of the fields stays.
 fn read(fields: &mut Fields) -> Result<(Request, Sending), ApiError> {
-    let messages = fields.take("messages").ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
+    let messages =
+        fields.take("messages").ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
     let chat = read_chat(fields, messages)?;
     let mut request = Request::new(Input::Chat(Box::new(chat)));
     request.read_common(fields)?;
@@ -105,7 +110,9 @@ pub fn read_chat(fields: &mut Fields, messages: Value) -> Result<Chat, ApiError>
         reasoning.budget = reasoning.budget.or(more.budget);
         variables = given.into_map();
         // What the server itself decides.
-        ["messages", "tools", "add_generation_prompt", "bos_token"].iter().for_each(|k| drop(variables.remove(*k)));
+        ["messages", "tools", "add_generation_prompt", "bos_token"]
+            .iter()
+            .for_each(|k| drop(variables.remove(*k)));
     }
     let tools = match (fields.take("tools"), fields.take("functions")) {
         (Some(tools), _) => Some(tools),
@@ -136,7 +143,8 @@ fn body(text: &TextModel, done: &[Collected]) -> Value {
 
 fn choice(text: &TextModel, index: usize, done: &Collected) -> Value {
     let message = &done.message;
-    let calls: Vec<Value> = message.tool_calls.iter().map(|c| tool_call(&c.name, &c.arguments.to_string())).collect();
+    let calls: Vec<Value> =
+        message.tool_calls.iter().map(|c| tool_call(&c.name, &c.arguments.to_string())).collect();
     let content = match &message.content {
         None if calls.is_empty() => json!(""),
         other => json!(other),
@@ -148,8 +156,10 @@ fn choice(text: &TextModel, index: usize, done: &Collected) -> Value {
     if !calls.is_empty() {
         out["tool_calls"] = calls.into();
     }
-    let logprobs: Vec<Value> = done.tokens.iter().filter(|t| t.content).filter_map(|t| logprob(text, t)).collect();
-    let logprobs = if logprobs.is_empty() { Value::Null } else { json!({"content": logprobs, "refusal": null}) };
+    let logprobs: Vec<Value> =
+        done.tokens.iter().filter(|t| t.content).filter_map(|t| logprob(text, t)).collect();
+    let logprobs =
+        if logprobs.is_empty() { Value::Null } else { json!({"content": logprobs, "refusal": null}) };
     json!({"index": index, "message": out, "logprobs": logprobs, "finish_reason": finish_reason(&done.finish)})
 }
 
@@ -175,7 +185,8 @@ impl Chunks {
     }
 
     fn chunk(&mut self, choice: usize, delta: Value, finish: Option<&str>) -> Value {
-        let waiting = self.logprobs.get_mut(choice).filter(|_| delta.get("content").is_some() || finish.is_some());
+        let waiting =
+            self.logprobs.get_mut(choice).filter(|_| delta.get("content").is_some() || finish.is_some());
         let logprobs = waiting.map(std::mem::take).filter(|l| !l.is_empty());
         let logprobs = logprobs.map(|l| json!({"content": l, "refusal": null}));
         let choice = json!({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish});

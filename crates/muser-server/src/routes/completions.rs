@@ -37,7 +37,10 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
     app.finish(fields)?;
     if prompts.len() * request.n > app.generator.max_n || stream && prompts.len() > 1 {
         let most = if stream { 1 } else { app.generator.max_n / request.n.max(1) };
-        return Err(ApiError::field("prompt", format!("at most {most} prompts can be completed in this request")));
+        return Err(ApiError::field(
+            "prompt",
+            format!("at most {most} prompts can be completed in this request"),
+        ));
     }
     let text = app.generator.text.clone();
     let start = |tokens: &Vec<u32>| {
@@ -45,10 +48,23 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
         request.input = Input::Tokens(tokens.clone());
         app.generator.start(request)
     };
-    let lead = |tokens: &[u32]| if echo { String::from_utf8_lossy(&text.tokenizer.decode(tokens)).into_owned() } else { String::new() };
+    let lead = |tokens: &[u32]| {
+        if echo {
+            String::from_utf8_lossy(&text.tokenizer.decode(tokens)).into_owned()
+        } else {
+            String::new()
+        }
+    };
     if stream {
         let tokens = prompts.first().cloned().unwrap_or_default();
-        let chunks = Chunks { text: text.clone(), id: unique("cmpl-"), lead: lead(&tokens), include_usage, usages: vec![], tokens: vec![] };
+        let chunks = Chunks {
+            text: text.clone(),
+            id: unique("cmpl-"),
+            lead: lead(&tokens),
+            include_usage,
+            usages: vec![],
+            tokens: vec![],
+        };
         return Ok(stream::response(start(&tokens)?, chunks, stream::SSE));
     }
     let generations = prompts.iter().map(start).collect::<Result<Vec<Generation>, _>>()?;
@@ -101,14 +117,20 @@ fn read(fields: &mut Fields) -> Result<Request, ApiError> {
     };
     if fields.string("suffix")?.is_some_and(|s| !s.is_empty()) {
         let message = "suffix cannot be used: this model was not trained to fill in the middle";
-        return Err(ApiError { kind: Kind::Unsupported, message: message.into(), param: Some("suffix".into()) });
+        return Err(ApiError {
+            kind: Kind::Unsupported,
+            message: message.into(),
+            param: Some("suffix".into()),
+        });
     }
     Ok(request)
 }
 
 /// A text, token ids, or several of either.
 pub fn read_prompts(text: &TextModel, value: Option<Value>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let wrong = || ApiError::field("prompt", "prompt must be a string, an array of strings, or an array of token ids");
+    let wrong = || {
+        ApiError::field("prompt", "prompt must be a string, an array of strings, or an array of token ids")
+    };
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
     let one = |v: &Value| match v {
         Value::String(prompt) => Some(encode(text, prompt)),
@@ -132,7 +154,8 @@ pub fn encode(text: &TextModel, prompt: &str) -> Vec<u32> {
 
 /// The four lists of the old form.
 fn logprobs(text: &TextModel, tokens: &[TokenReport]) -> Value {
-    let piece = |id: u32| String::from_utf8_lossy(text.tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
+    let piece =
+        |id: u32| String::from_utf8_lossy(text.tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
     let reported: Vec<_> = tokens.iter().filter_map(|t| Some((t.token, t.logprobs.as_ref()?))).collect();
     if reported.is_empty() {
         return Value::Null;

@@ -96,7 +96,8 @@ impl Scheduler {
     /// Makes a session for the request, with as much of its prompt as is known, and puts it in a slot.
     fn place(&mut self, running: &mut Running) -> Result<usize, EngineError> {
         let prompt = &running.work.prompt;
-        let (source, mut cached) = if running.work.reuse { self.source(prompt) } else { (Source::Nothing, 0) };
+        let (source, mut cached) =
+            if running.work.reuse { self.source(prompt) } else { (Source::Nothing, 0) };
         let target = match source {
             Source::Slot(index) if self.may_continue(index, cached) => index,
             _ => self.free_slot(source),
@@ -159,7 +160,8 @@ impl Scheduler {
     /// An empty slot, or else the idle one that was used longest ago, but the source only as a last resort.
     fn free_slot(&self, source: Source) -> usize {
         let idle = (0..self.slots.len()).filter(|i| self.slots[*i].running.is_none());
-        let key = |i: &usize| (source == Source::Slot(*i), self.slots[*i].session.is_some(), self.slots[*i].used);
+        let key =
+            |i: &usize| (source == Source::Slot(*i), self.slots[*i].session.is_some(), self.slots[*i].used);
         idle.min_by_key(key).unwrap_or(0)
     }
 

@@ -1,5 +1,5 @@
 //! A server over a device that plays scripts, so that a test decides what the model writes.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::missing_docs_in_private_items, missing_docs)]
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
@@ -239,8 +239,16 @@ impl Setup {
         let slots = Slots::start(engine, self.slots, metrics.clone()).unwrap();
         let file = Gguf::open(Path::new(MINI)).unwrap();
         let text = TextModel::from_gguf(&file, "glimmer-mini".into(), model.geometry().vocab).unwrap();
-        let generator = Generator { text: Arc::new(text), slots, metrics, max_n: 8, timeout: None, free_calls: self.free_calls };
-        let app = App { generator, options: self.server, started: Instant::now(), details: Default::default() };
+        let generator = Generator {
+            text: Arc::new(text),
+            slots,
+            metrics,
+            max_n: 8,
+            timeout: None,
+            free_calls: self.free_calls,
+        };
+        let app =
+            App { generator, options: self.server, started: Instant::now(), details: Default::default() };
         Server { stage, app: Arc::new(app) }
     }
 }
@@ -294,7 +302,8 @@ impl Server {
 }
 
 fn chat_body(name: &str, more: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": format!("[[{name}]]")}], "temperature": 0});
+    let mut body =
+        json!({"messages": [{"role": "user", "content": format!("[[{name}]]")}], "temperature": 0});
     body.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap_or_default());
     body
 }
@@ -302,14 +311,17 @@ fn chat_body(name: &str, more: Value) -> Value {
 /// The frames of an event stream.
 pub fn frames(text: &str) -> Vec<Value> {
     let data = text.split("\n\n").filter_map(|f| f.lines().find_map(|l| l.strip_prefix("data: ")));
-    data.filter(|d| *d != "[DONE]").map(|d| serde_json::from_str(d).unwrap_or_else(|e| panic!("{e}: {d}"))).collect()
+    data.filter(|d| *d != "[DONE]")
+        .map(|d| serde_json::from_str(d).unwrap_or_else(|e| panic!("{e}: {d}")))
+        .collect()
 }
 
 /// Puts the chunks of a chat stream together: the same body as without streaming.
 fn assemble(text: &str) -> Value {
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     let mut message = json!({});
-    let (mut finish, mut usage, mut calls, mut logprobs) = (Value::Null, Value::Null, Vec::<Value>::new(), Vec::<Value>::new());
+    let (mut finish, mut usage, mut calls, mut logprobs) =
+        (Value::Null, Value::Null, Vec::<Value>::new(), Vec::<Value>::new());
     let add = |at: &mut Value, text: &Value| {
         let whole = format!("{}{}", at.as_str().unwrap_or_default(), text.as_str().unwrap());
         *at = whole.into();

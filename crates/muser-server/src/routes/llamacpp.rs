@@ -1,0 +1,283 @@
+//! llama.cpp's own routes.
+
+use super::chat::read_chat;
+use super::completions::{encode, read_prompts};
+use super::openai::timings;
+use crate::app::App;
+use crate::error::{ApiError, Kind, Protocol};
+use crate::generate::{Finish, Output, TokenReport, Usage};
+use crate::request::{Input, Request, check_logprobs};
+use crate::stream::{self, Encoder, data};
+use crate::text::TextModel;
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use muser_text::{Event, Specials};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+type Reply = Result<Response, ApiError>;
+
+fn reply(result: Reply) -> Response {
+    result.unwrap_or_else(|e| e.response(Protocol::OpenAi))
+}
+
+/// `POST /completion`
+pub async fn completion(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
+    reply(complete(app, request).await)
+}
+
+async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
+    let (mut fields, client) = app.read(request).await?;
+    let prompt = match fields.take("prompt") {
+        // Texts and token ids may be mixed in one prompt.
+        Some(Value::Array(parts)) if parts.iter().all(|p| !p.is_array()) => {
+            mixed(&app.generator.text, &parts)?
+        }
+        other => match &read_prompts(&app.generator.text, other)?[..] {
+            [one] => one.clone(),
+            _ => {
+                return Err(ApiError::field(
+                    "prompt",
+                    "prompt must be one prompt; /v1/completions takes several",
+                ));
+            }
+        },
+    };
+    let mut request = Request::new(Input::Tokens(prompt));
+    request.read_common(&mut fields)?;
+    request.client = client;
+    // -1 is without limit; 0 only fills the cache, which one token does as well.
+    let max = fields.integer("n_predict")?.or(fields.integer("max_tokens")?);
+    request.max_tokens = max.and_then(|n| usize::try_from(n).ok()).map(|n| n.max(1));
+    if let Some(top) = fields.count("n_probs")?.filter(|n| *n > 0) {
+        request.sampling.logprobs = Some(check_logprobs("n_probs", top)?);
+    }
+    request.report_tokens = true;
+    let stream = fields.flag("stream")?.unwrap_or(false);
+    let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
+    fields.ignore(&[
+        "model",
+        "id_slot",
+        "n_keep",
+        "post_sampling_probs",
+        "timings_per_token",
+        "samplers",
+        "user",
+    ]);
+    app.finish(fields)?;
+    let mut generation = app.generator.start(request)?;
+    let prompt_tokens = generation.prompt_tokens;
+    let mut pieces =
+        Pieces { text: app.generator.text.clone(), tokens: vec![], return_tokens, prompt_tokens };
+    if stream {
+        return Ok(stream::response(generation, pieces, stream::SSE));
+    }
+    let mut content = String::new();
+    while let Some((_, output)) = generation.next().await {
+        match output {
+            Output::Token(token) => pieces.tokens.push(token),
+            Output::Event(Event::Content(text)) => content.push_str(&text),
+            Output::End(Finish::Failed(error), _) => return Err(error),
+            Output::End(finish, usage) => {
+                return Ok(Json(pieces.last(&content, &finish, &usage)).into_response());
+            }
+            _ => {}
+        }
+    }
+    Err(ApiError::new(Kind::Internal, "the generation ended without an end"))
+}
+
+fn mixed(text: &TextModel, parts: &[Value]) -> Result<Vec<u32>, ApiError> {
+    let mut tokens = vec![];
+    for (i, part) in parts.iter().enumerate() {
+        match part {
+            Value::String(piece) if i == 0 => tokens.extend(encode(text, piece)),
+            Value::String(piece) => tokens.extend(text.tokenizer.encode(piece, Specials::Parse)),
+            other => {
+                let id = other.as_u64().and_then(|id| u32::try_from(id).ok());
+                tokens.push(
+                    id.ok_or_else(|| ApiError::field("prompt", "prompt must hold texts and token ids"))?,
+                );
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+struct Pieces {
+    text: Arc<TextModel>,
+    tokens: Vec<TokenReport>,
+    return_tokens: bool,
+    prompt_tokens: usize,
+}
+
+impl Pieces {
+    fn piece(&mut self, content: &str) -> Value {
+        let reported = std::mem::take(&mut self.tokens);
+        let ids: Vec<u32> =
+            if self.return_tokens { reported.iter().map(|t| t.token).collect() } else { vec![] };
+        let probabilities: Vec<Value> = reported.iter().filter_map(|t| self.probability(t)).collect();
+        let mut out = json!({"index": 0, "content": content, "tokens": ids, "id_slot": 0, "stop": false});
+        if !probabilities.is_empty() {
+            out["completion_probabilities"] = probabilities.into();
+        }
+        out
+    }
+
+    fn probability(&self, report: &TokenReport) -> Option<Value> {
+        let logprobs = report.logprobs.as_ref()?;
+        let entry = |token: u32, logprob: f32| {
+            let bytes = self.text.tokenizer.token_bytes(token).unwrap_or_default();
+            json!({"id": token, "token": String::from_utf8_lossy(bytes), "bytes": bytes, "logprob": logprob})
+        };
+        let mut out = entry(report.token, logprobs.logprob);
+        out["top_logprobs"] = logprobs.top.iter().map(|t| entry(t.token, t.logprob)).collect();
+        Some(out)
+    }
+
+    fn last(&mut self, content: &str, finish: &Finish, usage: &Usage) -> Value {
+        let mut out = self.piece(content);
+        let (kind, word) = match finish {
+            Finish::Length => ("limit", ""),
+            Finish::StopText(text) => ("word", text.as_str()),
+            _ => ("eos", ""),
+        };
+        out["stop"] = true.into();
+        out["stop_type"] = kind.into();
+        out["stopping_word"] = word.into();
+        out["model"] = self.text.name.as_str().into();
+        out["tokens_predicted"] = usage.report.generated.into();
+        out["tokens_evaluated"] = self.prompt_tokens.into();
+        out["tokens_cached"] = usage.report.cached.into();
+        out["truncated"] = false.into();
+        out["timings"] = timings(usage);
+        out
+    }
+}
+
+impl Encoder for Pieces {
+    fn output(&mut self, _: usize, output: Output, out: &mut String) {
+        let piece = match output {
+            Output::Token(token) => {
+                self.tokens.push(token);
+                return;
+            }
+            Output::Event(Event::Content(text)) => self.piece(&text),
+            Output::End(Finish::Failed(error), _) => error.body(Protocol::OpenAi),
+            Output::End(finish, usage) => self.last("", &finish, &usage),
+            _ => return,
+        };
+        data(out, &piece);
+    }
+}
+
+/// `POST /tokenize`
+pub async fn tokenize(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
+    let read = async {
+        let (mut fields, _) = app.read(request).await?;
+        let content =
+            fields.string("content")?.ok_or_else(|| ApiError::field("content", "content is missing"))?;
+        let specials =
+            if fields.flag("parse_special")?.unwrap_or(true) { Specials::Parse } else { Specials::Plain };
+        let (start, pieces) =
+            (fields.flag("add_special")?.unwrap_or(false), fields.flag("with_pieces")?.unwrap_or(false));
+        app.finish(fields)?;
+        let tokenizer = &app.generator.text.tokenizer;
+        let bos = tokenizer.bos().filter(|_| start);
+        let tokens: Vec<u32> = bos.into_iter().chain(tokenizer.encode(&content, specials)).collect();
+        let piece = |id: &u32| match std::str::from_utf8(tokenizer.token_bytes(*id).unwrap_or_default()) {
+            Ok(text) => json!({"id": id, "piece": text}),
+            // Half a character is given as its bytes.
+            Err(_) => json!({"id": id, "piece": tokenizer.token_bytes(*id)}),
+        };
+        let tokens = if pieces { tokens.iter().map(piece).collect() } else { json!(tokens) };
+        Ok(Json(json!({"tokens": tokens})).into_response())
+    };
+    reply(read.await)
+}
+
+/// `POST /detokenize`
+pub async fn detokenize(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
+    let read = async {
+        let (mut fields, _) = app.read(request).await?;
+        let wrong = || ApiError::field("tokens", "tokens must be an array of token ids");
+        let Some(Value::Array(ids)) = fields.take("tokens") else { return Err(wrong()) };
+        app.finish(fields)?;
+        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong);
+        let ids = ids.iter().map(id).collect::<Result<Vec<_>, _>>()?;
+        let bytes = app.generator.text.tokenizer.decode(&ids);
+        Ok(Json(json!({"content": String::from_utf8_lossy(&bytes)})).into_response())
+    };
+    reply(read.await)
+}
+
+/// `POST /apply-template`
+pub async fn apply_template(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
+    let read = async {
+        let (mut fields, _) = app.read(request).await?;
+        let messages =
+            fields.take("messages").ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
+        let chat = read_chat(&mut fields, messages)?;
+        fields.ignore(&["model"]);
+        app.finish(fields)?;
+        let prompt = app.generator.text.prompt(&chat, &Default::default(), true)?;
+        Ok(Json(json!({"prompt": prompt.text})).into_response())
+    };
+    reply(read.await)
+}
+
+/// `GET /props`
+pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
+    let (text, slots) = (&app.generator.text, &app.generator.slots);
+    let defaults = muser_core::sample::SamplerOptions::default();
+    Json(json!({
+        "default_generation_settings": {
+            "n_ctx": slots.context(),
+            "params": {
+                "temperature": defaults.temperature, "top_k": defaults.top_k, "top_p": defaults.top_p, "min_p": defaults.min_p,
+                "typical_p": defaults.typical_p, "repeat_penalty": defaults.repetition_penalty,
+                "repeat_last_n": defaults.repeat_last_n, "presence_penalty": defaults.presence_penalty,
+                "frequency_penalty": defaults.frequency_penalty,
+            },
+        },
+        "total_slots": slots.status().len(),
+        "model_path": app.details.path,
+        "model_alias": text.name,
+        "modalities": {"vision": false, "audio": false},
+        "chat_template": text.template.source(),
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|eot|>",
+        "build_info": concat!("muser-", env!("CARGO_PKG_VERSION")),
+    }))
+}
+
+/// `GET /slots`
+pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
+    let slots = &app.generator.slots;
+    let slot = |(id, s): (usize, crate::slots::SlotStatus)| {
+        json!({
+            "id": id, "n_ctx": slots.context(), "is_processing": s.busy, "is_prefilling": s.prefilling,
+            "n_cached": s.tokens, "n_prompt_tokens": s.prompt, "n_decoded": s.generated,
+        })
+    };
+    Json(slots.status().into_iter().enumerate().map(slot).collect())
+}
+
+/// `POST /infill`
+pub async fn infill() -> Response {
+    let why = "infill is not supported: this model was not trained to fill in the middle; use /completion";
+    ApiError::new(Kind::Unsupported, why).response(Protocol::OpenAi)
+}
+
+/// `POST /v1/embeddings` and the like.
+pub async fn embeddings() -> Response {
+    let why = "embeddings are not supported: Muse Glimmer is a generating model, its states make no good vectors; use an embedding model";
+    ApiError::new(Kind::Unsupported, why).response(Protocol::OpenAi)
+}
+
+/// Ollama's names for the same.
+pub async fn ollama_embeddings() -> Response {
+    let why = "embeddings are not supported: Muse Glimmer is a generating model; use an embedding model";
+    ApiError::new(Kind::Unsupported, why).response(Protocol::Ollama)
+}
