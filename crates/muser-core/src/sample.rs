@@ -186,6 +186,7 @@ impl Sampler {
     pub fn save(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(self.rng.save());
+        out.extend((self.history.tokens().len() as u64).to_le_bytes());
         out.extend(self.history.tokens().iter().flat_map(|token| token.to_le_bytes()));
         out
     }
@@ -193,12 +194,16 @@ impl Sampler {
     /// Takes up what [`Sampler::save`] gave; a state that is refused changes nothing.
     pub fn restore(&mut self, state: &[u8]) -> Result<(), SampleError> {
         let rest = state.strip_prefix(MAGIC).ok_or(SampleError::BadState("it has another layout"))?;
-        let (rng, tokens) =
-            rest.split_at_checked(Mt19937::SAVED_BYTES).ok_or(SampleError::BadState("it is truncated"))?;
+        let truncated = SampleError::BadState("it is truncated");
+        let (rng, rest) = rest.split_at_checked(Mt19937::SAVED_BYTES).ok_or(truncated.clone())?;
+        let (count, tokens) = rest.split_first_chunk::<8>().ok_or(truncated.clone())?;
         let rng = Mt19937::restore(rng).ok_or(SampleError::BadState("its random numbers are damaged"))?;
         let (tokens, odd) = tokens.as_chunks::<4>();
         let tokens: Vec<u32> = tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        if !odd.is_empty() || tokens.iter().any(|token| *token as usize >= self.vocab) {
+        if !odd.is_empty() || tokens.len() as u64 != u64::from_le_bytes(*count) {
+            return Err(truncated);
+        }
+        if tokens.iter().any(|token| *token as usize >= self.vocab) {
             return Err(SampleError::BadState("its history is not this model's"));
         }
         self.rng = rng;

@@ -322,7 +322,7 @@ proptest! {
         let mut sampler = Sampler::new(SamplerOptions::default(), 32).unwrap();
         continuation(&mut sampler, 0..10);
         let mut saved = sampler.save();
-        prop_assert!(cut >= saved.len() || cut == 0 || sampler.restore(&saved[..cut]).is_err() || cut % 4 == 0);
+        prop_assert!(sampler.restore(&saved[..cut % saved.len()]).is_err());
         let at = at % saved.len();
         saved[at] = byte;
         if sampler.restore(&saved).is_ok() {
