@@ -8,46 +8,63 @@
 //! </atem:function_calls>
 //! ```
 //!
-//! Values are not escaped, so a closing tag may be part of one. A closer counts only where what follows it is the rest of the
-//! structure; the last block closer of a message is the real one.
+//! Values are not escaped, so a tag may be part of one. A closer counts only where what follows it is the rest of the
+//! structure, the last block closer of a message is the real one, and calls quoted whole within a value stay in it.
+//! Every tag is found once and looked at a few times, so the work is linear in the text.
 
-use crate::channels::{CALLS, Event};
-use crate::types::{Tools, value_of};
+use crate::channels::{CALLS, Event, MESSAGE};
+use crate::types::{Tools, json_of};
 use serde_json::Value;
+use std::collections::VecDeque;
 
-const CALLS_END: &str = "</atem:function_calls>";
-const INVOKE: &str = "<atem:invoke name=\"";
-const INVOKE_END: &str = "</atem:invoke>";
-const PARAMETER: &str = "<atem:parameter name=\"";
-const PARAMETER_END: &str = "</atem:parameter>";
+/// The tags, as far as they are fixed. In the order of [`Tag`].
+pub(crate) const TAGS: [&str; 6] = [
+    CALLS,
+    "</atem:function_calls>",
+    "<atem:invoke name=\"",
+    "</atem:invoke>",
+    "<atem:parameter name=\"",
+    "</atem:parameter>",
+];
 /// Longest name of a tool or parameter that is waited for.
 const MAX_NAME: usize = 512;
+/// Most white space between tags that belong together.
+const MAX_BLANK: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Tag {
+    Calls,
+    CallsEnd,
+    Invoke,
+    InvokeEnd,
+    Parameter,
+    ParameterEnd,
+}
+
+impl Tag {
+    const ALL: [Tag; 6] =
+        [Tag::Calls, Tag::CallsEnd, Tag::Invoke, Tag::InvokeEnd, Tag::Parameter, Tag::ParameterEnd];
+
+    fn text(self) -> &'static str {
+        TAGS[self as usize]
+    }
+}
 
 enum Place {
     /// Outside an invoke: block tags and white space.
     Outside,
     /// Inside an invoke, between parameters.
     Inside,
-    /// Inside a parameter's value.
-    Value { key: String, streams: bool },
+    /// Inside a parameter's value, in which `quoted` invokes stand open.
+    Value { key: String, streams: bool, quoted: usize },
 }
 
-/// The calls of one message.
-pub(crate) struct CallParser {
-    recipient: String,
-    tools: Tools,
-    index: usize,
-    place: Place,
-    held: String,
-    /// How far `held` is known to begin no tag.
-    scanned: usize,
-    /// The open call's tool.
-    name: String,
-    keys: Vec<String>,
-    called: bool,
-    /// Everything so far was well formed and named offered tools.
-    sound: bool,
-    ended: bool,
+/// What follows a tag.
+enum After {
+    Tag(Tag),
+    Text,
+    /// Nothing yet; with `ended`, nothing.
+    End,
 }
 
 /// Whether a closing tag is one.
@@ -56,6 +73,31 @@ enum Close {
     Yes,
     No,
     Unknown,
+}
+
+/// The calls of one message.
+pub(crate) struct CallParser {
+    recipient: String,
+    tools: Tools,
+    index: usize,
+    place: Place,
+    /// Text that came, how much of it is dealt with, and how far tags were looked for.
+    held: String,
+    at: usize,
+    scanned: usize,
+    /// Tags between `at` and `scanned`, with where they stand.
+    tags: VecDeque<(usize, Tag)>,
+    /// How many of `tags` are Invoke, InvokeEnd and CallsEnd.
+    waiting: [usize; 3],
+    /// The open call's tool and the keys it has.
+    name: String,
+    keys: Vec<String>,
+    called: bool,
+    /// Everything so far was in its place and named offered tools.
+    sound: bool,
+    ended: bool,
+    /// Text that is no call.
+    prose: String,
 }
 
 impl CallParser {
@@ -67,12 +109,16 @@ impl CallParser {
             index,
             place: Place::Outside,
             held: String::new(),
+            at: 0,
             scanned: 0,
+            tags: VecDeque::new(),
+            waiting: [0; 3],
             name: String::new(),
             keys: vec![],
             called: false,
             sound: true,
             ended: false,
+            prose: String::new(),
         }
     }
 
@@ -81,118 +127,199 @@ impl CallParser {
         self.index
     }
 
-    /// Whether the text was nothing but well-formed calls of offered tools.
+    /// Whether the text so far was nothing but well-formed calls of offered tools.
     pub(crate) fn is_sound(&self) -> bool {
-        self.sound && self.called
+        self.sound
+    }
+
+    /// Whether a parameter's value is not closed.
+    pub(crate) fn in_value(&self) -> bool {
+        matches!(self.place, Place::Value { .. })
+            && self.tags.iter().all(|(_, tag)| *tag != Tag::ParameterEnd)
+    }
+
+    /// `<|message|>` came: it may stand for the end of a name, and is dropped elsewhere.
+    pub(crate) fn separator(&mut self, events: &mut Vec<Event>) {
+        if self.open_name().is_some() {
+            self.push(MESSAGE, events);
+        }
+    }
+
+    /// Where the tag stands whose name is not complete yet.
+    fn open_name(&self) -> Option<usize> {
+        let (at, tag) = self.tags.front()?;
+        let waits =
+            matches!((&self.place, tag), (Place::Outside, Tag::Invoke) | (Place::Inside, Tag::Parameter));
+        waits.then_some(*at)
     }
 
     pub(crate) fn push(&mut self, text: &str, events: &mut Vec<Event>) {
         self.held.push_str(text);
+        self.scan();
         while self.advance(events) {}
-    }
-
-    /// The message is over: `ended` by a control token, or cut.
-    pub(crate) fn end(&mut self, ended: bool, events: &mut Vec<Event>) {
-        self.ended = true;
-        while self.advance(events) {}
-        match std::mem::replace(&mut self.place, Place::Outside) {
-            Place::Value { key, streams } => {
-                self.sound = false;
-                let rest = std::mem::take(&mut self.held);
-                self.value(&key, &rest, streams, true, events);
-                self.close_call(events);
-            }
-            Place::Inside => {
-                self.sound = false;
-                self.close_call(events);
-            }
-            Place::Outside => {
-                let rest = std::mem::take(&mut self.held);
-                if !self.called && ended && !self.recipient.is_empty() {
-                    self.unmarked(rest.trim(), events);
-                } else if !rest.trim().is_empty() {
-                    self.sound = false;
-                }
-            }
+        let done = std::mem::take(&mut self.at);
+        if done > 0 {
+            self.held.drain(..done);
+            self.scanned -= done;
+            self.tags.iter_mut().for_each(|(at, _)| *at -= done);
         }
     }
 
+    /// The message is over: `ended` by a control token, or cut. Returns text that is no call, for the reader.
+    pub(crate) fn end(&mut self, ended: bool, events: &mut Vec<Event>) -> String {
+        // A tag that was cut is no text; in a value one character is too short to tell.
+        let text = ended || matches!(self.place, Place::Value { .. });
+        if self.held.len() - self.scanned > usize::from(text) {
+            self.held.truncate(self.scanned);
+        }
+        if let Some(at) = self.open_name().filter(|_| !ended) {
+            self.held.truncate(at);
+            self.tags.clear();
+            self.waiting = [0; 3];
+        }
+        self.ended = true;
+        self.scanned = self.held.len();
+        while self.advance(events) {}
+        let rest = self.held.split_off(self.at);
+        match std::mem::replace(&mut self.place, Place::Outside) {
+            Place::Value { key, streams, .. } => {
+                self.value(&key, &rest, streams, true, events);
+                self.close_call(events);
+            }
+            Place::Inside => self.close_call(events),
+            Place::Outside => {
+                if !self.called && ended && !self.recipient.is_empty() && self.unmarked(rest.trim(), events) {
+                    return String::new();
+                }
+                self.prose.push_str(&rest);
+            }
+        }
+        std::mem::take(&mut self.prose).trim().to_string()
+    }
+
     /// A message to a tool without markup: its arguments are a JSON object, or none.
-    fn unmarked(&mut self, text: &str, events: &mut Vec<Event>) {
-        let arguments = match serde_json::from_str(text) {
-            Ok(Value::Object(map)) => Value::Object(map),
-            _ if text.is_empty() => Value::Object(Default::default()),
-            _ => return,
-        };
+    fn unmarked(&mut self, text: &str, events: &mut Vec<Event>) -> bool {
+        if !self.prose.is_empty() || !(text.is_empty() || is_object(text)) {
+            return false;
+        }
         self.open_call("", events);
-        events.push(Event::ToolArguments { index: self.index, delta: arguments.to_string() });
+        let delta = if text.is_empty() { "{}" } else { text };
+        events.push(Event::ToolArguments { index: self.index, delta: delta.to_string() });
         events.push(Event::ToolEnd { index: self.index });
         self.index += 1;
+        true
+    }
+
+    /// Finds the tags of what came.
+    fn scan(&mut self) {
+        while let Some(open) = self.held[self.scanned..].find('<') {
+            let at = self.scanned + open;
+            let rest = &self.held[at..];
+            if let Some(tag) = Tag::ALL.into_iter().find(|tag| rest.starts_with(tag.text())) {
+                self.tags.push_back((at, tag));
+                self.count(tag, 1);
+                self.scanned = at + tag.text().len();
+            } else if TAGS.iter().any(|tag| tag.starts_with(rest)) {
+                self.scanned = at;
+                return;
+            } else {
+                self.scanned = at + 1;
+            }
+        }
+        self.scanned = self.held.len();
+    }
+
+    fn count(&mut self, tag: Tag, by: isize) {
+        let slot = match tag {
+            Tag::Invoke => 0,
+            Tag::InvokeEnd => 1,
+            Tag::CallsEnd => 2,
+            _ => return,
+        };
+        self.waiting[slot] = self.waiting[slot].saturating_add_signed(by);
+    }
+
+    /// Drops what stands before `to`.
+    fn skip_to(&mut self, to: usize) {
+        self.at = to;
+        while let Some((_, tag)) = self.tags.pop_front_if(|(at, _)| *at < to) {
+            self.count(tag, -1);
+        }
     }
 
     fn advance(&mut self, events: &mut Vec<Event>) -> bool {
         match std::mem::replace(&mut self.place, Place::Outside) {
             Place::Outside => self.outside(events),
             Place::Inside => self.inside(events),
-            Place::Value { key, streams } => self.in_value(key, streams, events),
+            Place::Value { key, streams, quoted } => self.in_value_of(key, streams, quoted, events),
         }
     }
 
-    fn skip_blank(&mut self) {
-        let blank = self.held.len() - self.held.trim_start().len();
-        self.held.drain(..blank);
-    }
-
     fn outside(&mut self, events: &mut Vec<Event>) -> bool {
-        // Text before a tag is kept until the tag or the end: without any tag it may be bare JSON.
-        let from = self.held.floor_char_boundary(self.scanned);
-        let found = [CALLS, CALLS_END, INVOKE]
-            .into_iter()
-            .filter_map(|tag| Some((self.held[from..].find(tag)?, tag)));
-        let Some((at, tag)) = found.min().map(|(at, tag)| (at + from, tag)) else {
-            self.scanned = self.held.len().saturating_sub(CALLS_END.len());
+        let Some((at, tag)) = self.tags.front().copied() else {
+            self.sound &= self.held[self.at..self.scanned].trim().is_empty();
             return false;
         };
-        self.sound &= self.held[..at].trim().is_empty();
-        self.held.drain(..at);
-        self.scanned = 0;
-        if tag == INVOKE {
-            let Some((name, len)) = self.quoted(&self.held[tag.len()..]) else { return false };
-            self.held.drain(..tag.len() + len);
+        if tag == Tag::Invoke {
+            let Some((name, end)) = self.name_at(at + tag.text().len(), true) else { return false };
+            self.keep_prose(at);
+            self.skip_to(end);
             self.open_call(&name, events);
             self.place = Place::Inside;
         } else {
-            self.held.drain(..tag.len());
+            self.sound &= matches!(tag, Tag::Calls | Tag::CallsEnd);
+            self.keep_prose(at);
+            self.skip_to(at + tag.text().len());
         }
         true
     }
 
-    /// A name up to its closing `">`; `<|message|>` was seen in place of that. None if more is needed.
-    fn quoted(&self, text: &str) -> Option<(String, usize)> {
-        let ends = ["\">", "\"/>", "<|message|>", ">"];
-        let found = ends.iter().filter_map(|end| Some((text.find(end)?, *end))).min_by_key(|(at, _)| *at);
-        // What is here may be the beginning of a longer end.
-        let (at, end) = match found {
-            Some(found) => found,
-            None if text.len() > MAX_NAME || self.ended => (text.find(['\n', '<']).unwrap_or(text.len()), ""),
-            None => return None,
-        };
-        let name = text[..at].trim_end_matches('"').to_string();
-        let mut len = at + end.len();
-        // `name<|message|>">`: the real end follows.
-        if end == "<|message|>" {
-            let rest = &text[len..];
-            if !self.ended && "\">".starts_with(rest) && rest.len() < 2 {
+    /// Text before a tag is for the reader.
+    fn keep_prose(&mut self, to: usize) {
+        let text = &self.held[self.at..to];
+        if !text.trim().is_empty() {
+            self.sound = false;
+            self.prose.push_str(text);
+        }
+    }
+
+    /// The name from `from` on, and where its tag ends; none if more is needed. `<|message|>` was seen in place of the end,
+    /// and within the name of an invoke.
+    fn name_at(&self, from: usize, invoke: bool) -> Option<(String, usize)> {
+        let mut name = String::new();
+        let mut at = from;
+        loop {
+            let rest = &self.held[at..];
+            let near = &rest[..rest.floor_char_boundary(MAX_NAME)];
+            let end = near.find(['"', '>', '<', '\n']);
+            if end.is_none() && !self.ended && near.len() == rest.len() {
                 return None;
             }
-            len += ["\">", ">", "\""].iter().find(|e| rest.starts_with(**e)).map_or(0, |e| e.len());
+            let end = end.unwrap_or(near.len());
+            name.push_str(&rest[..end]);
+            at += end;
+            let Some(after) = self.held[at..].strip_prefix(MESSAGE) else { break };
+            at += MESSAGE.len();
+            match after.chars().next() {
+                None if !self.ended => return None,
+                Some(c) if invoke && !c.is_whitespace() && !"\"></".contains(c) => {}
+                _ => break,
+            }
         }
-        Some((name, len))
+        for part in ["\"", MESSAGE, "/", ">"] {
+            let rest = &self.held[at..];
+            if rest.is_empty() && !self.ended {
+                return None;
+            }
+            at += rest.strip_prefix(part).map_or(0, |_| part.len());
+        }
+        Some((name, at))
     }
 
     fn open_call(&mut self, written: &str, events: &mut Vec<Event>) {
-        let known = self.tools.resolve(written).or_else(|| self.tools.resolve(&self.recipient));
-        self.sound &= self.tools.resolve(written).is_some();
+        let meant = self.tools.resolve(written);
+        self.sound &= meant.is_some();
+        let known = meant.or_else(|| self.tools.resolve(&self.recipient));
         let fallback = if written.is_empty() { self.recipient.as_str() } else { written };
         self.name = known.unwrap_or(fallback).to_string();
         self.keys.clear();
@@ -209,126 +336,141 @@ impl CallParser {
     }
 
     fn inside(&mut self, events: &mut Vec<Event>) -> bool {
-        self.skip_blank();
         self.place = Place::Inside;
-        if self.held.starts_with(INVOKE_END) {
-            self.held.drain(..INVOKE_END.len());
-            self.close_call(events);
-            return true;
-        }
-        if let Some(rest) = self.held.strip_prefix(PARAMETER) {
-            let Some((key, len)) = self.quoted(rest) else { return false };
-            self.held.drain(..PARAMETER.len() + len);
-            let repeated = self.keys.contains(&key);
-            let streams = !repeated && self.tools.types(&self.name, &key).is_some_and(|t| t.is_string());
-            if streams {
-                self.key(&key, events);
-                events.push(Event::ToolArguments { index: self.index, delta: "\"".into() });
+        let Some((at, tag)) = self.tags.front().copied() else { return false };
+        let text = self.held[self.at..at].trim();
+        match tag {
+            Tag::InvokeEnd => {
+                // Arguments as one JSON object, without parameters.
+                if self.keys.is_empty() && is_object(text) {
+                    let delta = text.to_string();
+                    events.push(Event::ToolArguments { index: self.index, delta });
+                    events.push(Event::ToolEnd { index: self.index });
+                    self.index += 1;
+                    self.place = Place::Outside;
+                } else {
+                    self.sound &= text.is_empty();
+                    self.close_call(events);
+                }
+                self.skip_to(at + tag.text().len());
             }
-            self.place = Place::Value { key, streams };
-            return true;
+            Tag::Parameter => {
+                let Some((key, end)) = self.name_at(at + tag.text().len(), false) else { return false };
+                self.sound &= text.is_empty();
+                self.skip_to(end);
+                let repeated = self.keys.contains(&key);
+                let streams = !repeated && self.tools.types(&self.name, &key).is_some_and(|t| t.is_string());
+                if streams {
+                    self.key(&key, events);
+                    events.push(Event::ToolArguments { index: self.index, delta: "\"".into() });
+                }
+                self.place = Place::Value { key, streams, quoted: 0 };
+            }
+            Tag::ParameterEnd => {
+                self.sound = false;
+                self.skip_to(at + tag.text().len());
+            }
+            // The invoke's end was forgotten.
+            Tag::Invoke | Tag::Calls | Tag::CallsEnd => {
+                self.sound &= text.is_empty();
+                self.skip_to(at);
+                self.close_call(events);
+            }
         }
-        // The invoke's end was forgotten.
-        if [CALLS_END, CALLS, INVOKE].iter().any(|tag| self.held.starts_with(tag)) {
-            self.sound = false;
-            self.close_call(events);
-            return true;
-        }
-        let all = [INVOKE_END, PARAMETER, CALLS_END, INVOKE];
-        if self.held.is_empty() || (!self.ended && all.iter().any(|tag| tag.starts_with(self.held.as_str())))
-        {
-            return false;
-        }
-        self.sound = false;
-        let step = self.held.chars().next().map_or(0, char::len_utf8);
-        let next = self.held[step..].find('<').map_or(self.held.len(), |at| at + step);
-        self.held.drain(..next);
         true
     }
 
-    fn in_value(&mut self, key: String, streams: bool, events: &mut Vec<Event>) -> bool {
-        let mut from = 0;
-        let (safe, closed) = loop {
-            // Up to the next `<` that may begin a closer everything is value.
-            let Some(at) = self.held[from..].find('<').map(|at| at + from) else {
-                break (self.held.len(), None);
-            };
-            let tail = &self.held[at..];
-            if let Some(after) = tail.strip_prefix(PARAMETER_END) {
-                match self.parameter_closes(after) {
-                    Close::Yes => break (at, Some(at + PARAMETER_END.len())),
-                    Close::Unknown => break (at, None),
-                    Close::No => {}
-                }
-            } else if !self.ended && PARAMETER_END.starts_with(tail) {
-                break (at, None);
+    fn in_value_of(
+        &mut self,
+        key: String,
+        streams: bool,
+        mut quoted: usize,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        // Up to the next tag that may close it everything is value.
+        let (mut safe, mut closed) = (self.scanned, None);
+        while let Some((at, tag)) = self.tags.front().copied() {
+            let close = if tag == Tag::ParameterEnd { self.closes(quoted) } else { Close::No };
+            if close != Close::No {
+                safe = at;
+                closed = (close == Close::Yes).then_some(at + tag.text().len());
+                break;
             }
-            from = at + 1;
-        };
-        match closed {
-            Some(end) => {
-                let text = self.held[..safe].to_string();
-                self.held.drain(..end);
-                self.value(&key, &text, streams, true, events);
-                self.place = Place::Inside;
-                true
+            match tag {
+                Tag::Invoke => quoted += 1,
+                Tag::InvokeEnd => quoted = quoted.saturating_sub(1),
+                _ => {}
             }
-            None => {
-                if streams && safe > 0 {
-                    let text: String = self.held.drain(..safe).collect();
-                    self.value(&key, &text, true, false, events);
-                }
-                self.place = Place::Value { key, streams };
-                false
-            }
+            self.tags.pop_front();
+            self.count(tag, -1);
+        }
+        if let Some(end) = closed {
+            let text = self.held[self.at..safe].to_string();
+            self.skip_to(end);
+            self.value(&key, &text, streams, true, events);
+            self.place = Place::Inside;
+            return true;
+        }
+        if streams && safe > self.at {
+            let text = self.held[self.at..safe].to_string();
+            self.at = safe;
+            self.value(&key, &text, true, false, events);
+        }
+        self.place = Place::Value { key, streams, quoted };
+        false
+    }
+
+    /// What follows the tag with this number.
+    fn after(&self, number: usize) -> After {
+        let Some((at, tag)) = self.tags.get(number) else { return After::End };
+        let from = at + tag.text().len();
+        let next = self.tags.get(number + 1);
+        let until = next.map_or(self.scanned, |(at, _)| *at);
+        if until - from > MAX_BLANK || !self.held[from..until].trim_start().is_empty() {
+            return After::Text;
+        }
+        next.map_or(After::End, |(_, tag)| After::Tag(*tag))
+    }
+
+    /// Whether the `</atem:parameter>` that stands first ends the value.
+    fn closes(&self, quoted: usize) -> Close {
+        match self.after(0) {
+            After::End => self.at_end(),
+            After::Tag(Tag::Parameter) => self.unless_quoted(quoted),
+            After::Tag(Tag::Invoke | Tag::Calls) if quoted == 0 => Close::Yes,
+            After::Tag(Tag::CallsEnd) => self.block_closes(1),
+            After::Tag(Tag::InvokeEnd) => match self.after(1) {
+                After::End => self.at_end(),
+                After::Tag(Tag::Invoke) => self.unless_quoted(quoted),
+                After::Tag(Tag::CallsEnd) => self.block_closes(2),
+                _ => Close::No,
+            },
+            _ => Close::No,
         }
     }
 
-    /// Whether `</atem:parameter>` followed by `after` ends the value.
-    fn parameter_closes(&self, after: &str) -> Close {
-        let rest = after.trim_start();
-        if rest.starts_with(PARAMETER) {
-            return Close::Yes;
-        }
-        if let Some(after) = rest.strip_prefix(INVOKE_END) {
-            return self.invoke_closes(after);
-        }
-        if let Some(after) = rest.strip_prefix(CALLS_END) {
-            return self.block_closes(after);
-        }
-        self.undecided(rest, &[PARAMETER, INVOKE_END, CALLS_END])
+    /// Nothing contradicts a closer once the message is over.
+    fn at_end(&self) -> Close {
+        if self.ended { Close::Yes } else { Close::Unknown }
     }
 
-    fn invoke_closes(&self, after: &str) -> Close {
-        let rest = after.trim_start();
-        if rest.starts_with(INVOKE) {
-            return Close::Yes;
-        }
-        if let Some(after) = rest.strip_prefix(CALLS_END) {
-            return self.block_closes(after);
-        }
-        self.undecided(rest, &[INVOKE, CALLS_END])
-    }
-
-    /// The last block closer of a message is the real one, unless another block begins right after it.
-    fn block_closes(&self, after: &str) -> Close {
-        if after.trim_start().starts_with(CALLS) {
-            Close::Yes
-        } else if after.contains(CALLS_END) {
-            Close::No
-        } else if self.ended {
-            Close::Yes
-        } else {
-            Close::Unknown
+    /// A closer within invokes that opened in this value belongs to them if each of them is closed, and the call's own too.
+    fn unless_quoted(&self, quoted: usize) -> Close {
+        let [opens, ends, _] = self.waiting;
+        match (quoted, self.ended) {
+            (0, _) => Close::Yes,
+            (_, false) => Close::Unknown,
+            _ if ends > opens + quoted => Close::No,
+            _ => Close::Yes,
         }
     }
 
-    fn undecided(&self, rest: &str, tags: &[&str]) -> Close {
-        match (tags.iter().any(|tag| tag.starts_with(rest)), self.ended) {
-            (true, false) => Close::Unknown,
-            // A cut or forgotten tail: nothing contradicts the closer.
-            (true, true) => Close::Yes,
-            (false, _) => Close::No,
+    /// The block closer with this number: the last of a message is the real one, unless another block begins right after it.
+    fn block_closes(&self, number: usize) -> Close {
+        match self.after(number) {
+            After::Tag(Tag::Calls) => Close::Yes,
+            _ if self.waiting[2] > 1 => Close::No,
+            _ => self.at_end(),
         }
     }
 
@@ -355,8 +497,12 @@ impl CallParser {
         } else if !self.keys.iter().any(|k| k == key) {
             // A parameter that comes twice keeps its first value: a JSON object has each key once.
             self.key(key, events);
-            let value = value_of(text, self.tools.types(&self.name, key));
-            events.push(Event::ToolArguments { index, delta: value.to_string() });
+            let delta = json_of(text, self.tools.types(&self.name, key));
+            events.push(Event::ToolArguments { index, delta });
         }
     }
+}
+
+fn is_object(text: &str) -> bool {
+    text.starts_with('{') && serde_json::from_str::<serde_json::Map<String, Value>>(text).is_ok()
 }

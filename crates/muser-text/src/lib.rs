@@ -3,11 +3,13 @@
 mod atem;
 mod bpe;
 pub mod channels;
+mod header;
 pub mod messages;
 mod python;
 pub mod split;
 pub mod template;
 pub mod tokenizer;
+mod turn;
 mod types;
 
 pub use channels::{ChannelParser, Event, Message, ToolCall, parse_message};

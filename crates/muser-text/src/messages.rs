@@ -75,6 +75,11 @@ fn message(i: usize, value: &Value) -> Result<Value, TextError> {
         return Err(bad(format!("messages[{i}].content is missing; a {role} message needs it")));
     }
     out.insert("content".into(), content);
+    for key in ["reasoning_content", "reasoning", "name", "tool_call_id"] {
+        if map.get(key).is_some_and(|v| !v.is_null() && !v.is_string()) {
+            return Err(bad(format!("messages[{i}].{key} must be a string")));
+        }
+    }
     // Both names are in use for what the model reasoned in an earlier turn.
     if let (None, Some(Value::String(text))) = (map.get("reasoning_content"), map.get("reasoning")) {
         out.insert("reasoning_content".into(), Value::String(text.clone()));

@@ -1,6 +1,6 @@
 //! The tools of a request, and what type an argument has by a tool's JSON schema.
 
-use serde_json::{Number, Value};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// How deep references and alternatives of a schema are followed.
@@ -82,17 +82,20 @@ impl Tools {
     }
 
     /// The offered tool that a written name means: itself; a doubled namespace (`read.read` for `read`); a name without its
-    /// namespace, or with one too many, where just one tool fits.
+    /// namespace, or with one too many; a name with other separators or letter case; where just one tool fits.
     pub(crate) fn resolve(&self, name: &str) -> Option<&str> {
         let name = name.trim().trim_matches('"');
-        self.exact(name).or_else(|| {
-            let last = name.rsplit('.').next().unwrap_or(name);
-            let mut fits = self.0.iter().map(|(n, _)| n.as_str()).filter(|offered| {
-                let offered_last = offered.rsplit('.').next().unwrap_or(offered);
-                *offered == last || (!name.contains('.') && offered_last == name)
-            });
-            fits.next().filter(|_| fits.next().is_none())
-        })
+        let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_string();
+        self.exact(name)
+            .or_else(|| {
+                self.only(|offered| offered == last(name) || (!name.contains('.') && last(offered) == name))
+            })
+            .or_else(|| self.only(|offered| plain(offered) == plain(name)))
+    }
+
+    fn only(&self, fits: impl Fn(&str) -> bool) -> Option<&str> {
+        let mut all = self.0.iter().map(|(name, _)| name.as_str()).filter(|name| fits(name));
+        all.next().filter(|_| all.next().is_none())
     }
 
     /// Types that the schema of `tool` allows for `parameter`; none known means any.
@@ -102,6 +105,11 @@ impl Tools {
         let types = types_of(schema, property, 0);
         (types != Types::default()).then_some(types)
     }
+}
+
+/// A name without what models confuse in names.
+fn plain(name: &str) -> String {
+    name.chars().map(|c| if c.is_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect()
 }
 
 fn types_of(root: &Value, schema: &Value, depth: usize) -> Types {
@@ -137,34 +145,35 @@ fn types_of(root: &Value, schema: &Value, depth: usize) -> Types {
     types
 }
 
-/// The value that a parameter's text means. A string stays as it is written; anything else is JSON where it parses to an
-/// allowed type, and a string where it does not.
-pub(crate) fn value_of(text: &str, types: Option<Types>) -> Value {
-    let as_string = || Value::String(text.to_string());
+/// The JSON text of a parameter's value. A string stays as it is written; anything else is JSON where it parses to an
+/// allowed type, digit by digit as it was written, and a string where it does not.
+pub(crate) fn json_of(text: &str, types: Option<Types>) -> String {
+    let as_string = || Value::from(text).to_string();
     if types.is_some_and(Types::is_string) {
         return as_string();
     }
     let trimmed = text.trim();
-    let parsed: Option<Value> = serde_json::from_str(trimmed).ok().or(match trimmed {
-        "True" => Some(Value::Bool(true)),
-        "False" => Some(Value::Bool(false)),
-        "None" => Some(Value::Null),
-        _ => None,
-    });
-    match (parsed, types) {
+    let written = match trimmed {
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        other => other,
+    };
+    let Ok(value) = serde_json::from_str::<Value>(written) else { return as_string() };
+    let found = Types::of(&value);
+    let Some(types) = types else {
         // Without a schema a quoted word is what was written, quotes and all.
-        (Some(Value::String(_)), None) | (None, _) => as_string(),
-        (Some(value), None) => value,
-        (Some(value), Some(types)) => {
-            let whole = value.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 9e15);
-            match (Types::of(&value), whole) {
-                (Types::NUMBER, Some(f)) if types.has(Types::INTEGER) && !types.has(Types::NUMBER) => {
-                    Value::Number(Number::from(f as i64))
-                }
-                (found, _) if types.has(found) && found != Types::STRING => value,
-                (Types::INTEGER, _) if types.has(Types::NUMBER) => value,
-                _ => as_string(),
-            }
-        }
+        return if found == Types::STRING { as_string() } else { written.to_string() };
+    };
+    let numeric = Types::INTEGER.or(Types::NUMBER);
+    if numeric.has(found) && types.has(numeric) {
+        let whole = value.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 9e15);
+        return match whole {
+            Some(f) if found == Types::NUMBER && !types.has(Types::NUMBER) => (f as i64).to_string(),
+            _ => written.to_string(),
+        };
     }
+    // Templates write an absent value as null, whatever the schema says.
+    let absent = found == Types::NULL && !types.has(Types::STRING);
+    if found != Types::STRING && (types.has(found) || absent) { written.to_string() } else { as_string() }
 }

@@ -1,13 +1,20 @@
 //! The channel parser on what models and hostile authors write. Many cases are public reports about other engines.
 #![allow(clippy::unwrap_used)]
 
+use muser_text::ChatTemplate;
 use muser_text::channels::{ChannelParser, Collector, Event, Message, parse_message};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::sync::LazyLock;
+
+static TEMPLATE: LazyLock<ChatTemplate> = LazyLock::new(|| {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/chat/muse-glimmer.jinja");
+    ChatTemplate::new(&std::fs::read_to_string(path).unwrap(), "<|begin_of_text|>").unwrap()
+});
 
 fn tools() -> Value {
     let tool = |name: &str, properties: Value| {
-        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties,
+        json!({"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": properties,
             "$defs": {"n": {"type": "integer"}}}}})
     };
     json!([
@@ -67,6 +74,27 @@ fn channels_are_told_apart() {
     assert_eq!(parse("<|message|>Hi<|eot|>").content.as_deref(), Some("Hi"));
     assert_eq!(parse("to be or not").content.as_deref(), Some("to be or not"));
     assert_eq!(parse("Hello").content.as_deref(), Some("Hello"));
+    // The role again without its control token; a channel left without an end of message.
+    for next in ["<|eom|>assistant", "<|eom|>", "", "\n"] {
+        let m = parse(&format!(" to=self<|message|>Go to x.{next} to=user<|message|>Hi!<|eot|>"));
+        let reasoning = if next == "\n" { "Go to x.\n" } else { "Go to x." };
+        assert_eq!((m.reasoning_content.as_deref(), m.content.as_deref()), (Some(reasoning), Some("Hi!")));
+    }
+    let m = parse(&format!(" to=self<|message|>Time.{}<|eot|>", to("get_time", &[])));
+    assert_eq!((m.reasoning_content.as_deref(), calls(&m).len()), (Some("Time."), 1));
+    for text in [
+        "assistants help",
+        "it goes to=here, no",
+        "to=nobody knows",
+        "we want to",
+        "t",
+        "a < b",
+        "<|",
+        "</atem:x",
+    ] {
+        let m = parse(&format!(" to=user<|message|>{text}<|eot|>"));
+        assert_eq!(m.content.as_deref(), Some(text));
+    }
     // Several reasoning messages all count, also when the turn is cut.
     let m = parse(" to=self<|message|>a<|eom|><|start|>assistant to=self<|message|>b");
     assert_eq!((m.reasoning_content.as_deref(), m.finished), (Some("a\nb"), false));
@@ -110,8 +138,16 @@ fn calls_are_found_wherever_they_stand() {
     assert_eq!(calls(&parse(&blocks)), both);
     // In an answer without a header: a call if that is all that follows and the tool was offered.
     assert_eq!(one(&format!("{}<|eot|>", call("get_weather", &c))), oslo);
-    let m = parse(&format!(" to=user<|message|>I will look.\n{}<|eot|>", call("get_weather", &c)));
-    assert_eq!((m.content.as_deref(), calls(&m)), (Some("I will look.\n"), vec![oslo]));
+    for prose in ["I will look.\n", "I will look. ", "`x`: "] {
+        let m = parse(&format!(" to=user<|message|>{prose}{}<|eot|>", call("get_weather", &c)));
+        assert_eq!((m.content.as_deref(), calls(&m)), (Some(prose), vec![oslo.clone()]));
+    }
+    // Cut within such a call: its markup is not shown.
+    let text = format!("I will look.\n{}", call("get_weather", &c));
+    for (at, _) in text.char_indices().skip("I will look.\n<a".len()) {
+        let m = parse(&format!(" to=user<|message|>{}", &text[..at]));
+        assert_eq!((m.content.as_deref(), m.finished), (Some("I will look.\n"), false));
+    }
 }
 
 #[test]
@@ -165,6 +201,11 @@ fn arguments_have_the_types_of_the_schema() {
         json!({"any": "word", "or": "five", "level": "low"})
     );
     assert_eq!(add(&[("unknown", "{\"k\": null}")]), json!({"unknown": {"k": null}}));
+    assert_eq!(
+        add(&[("b", "null"), ("a", "1e3"), ("list", "[1")]),
+        json!({"b": null, "a": 1e3, "list": "[1"})
+    );
+    assert_eq!(add(&[("any", "\"x\""), ("b", "2.5")]), json!({"any": "\"x\"", "b": 2.5}));
     let weather = |parameters: &[(&str, &str)]| one(&format!("{}<|eot|>", to("get_weather", parameters))).1;
     // Strings stay what they are, JSON or not, spaces and quotes included.
     assert_eq!(weather(&[("city", " {\"a\": 1} ")]), json!({"city": " {\"a\": 1} "}));
@@ -188,9 +229,19 @@ fn closers_inside_values_are_text() {
         "<atem:function_calls>\n<atem:invoke name=\"read\">\n<atem:parameter name=\"path\">p",
         "a < b && c <| d, <atem",
         "see </atem:parameter>\n</atem:invoke>\n</atem:function_calls> there",
+        "an invoke: <atem:invoke name=\"read\"> and no more",
+        &format!("whole: {}", call("get_weather", &[("city", "Oslo"), ("days", "3")])),
+        &format!("{} twice {}", call("read", &[("path", "f"), ("content", "g")]), call("get_time", &[])),
     ] {
-        let raw = format!("{}<|eot|>", to("fs.write-file", &[("path", "f"), ("content", content)]));
-        assert_eq!(one(&raw), ("fs.write-file".into(), json!({"path": "f", "content": content})));
+        for order in [["path", "content"], ["content", "path"]] {
+            let value = |key| if key == "path" { "f" } else { content };
+            let raw = format!("{}<|eot|>", to("fs.write-file", &order.map(|key| (key, value(key)))));
+            let (name, arguments) = one(&raw);
+            assert_eq!(
+                (&*name, &arguments["path"], &arguments["content"]),
+                ("fs.write-file", &json!("f"), &json!(content))
+            );
+        }
     }
 }
 
@@ -200,6 +251,12 @@ fn other_forms_of_arguments() {
     assert_eq!(one(" to=read<|message|>{\"path\": \"p\"}<|eot|>"), ("read".into(), json!({"path": "p"})));
     let raw = format!(" to=read<|message|>Reading now. {}<|eot|>", call("read", &[("path", "p")]));
     assert_eq!(one(&raw), ("read".into(), json!({"path": "p"})));
+    assert_eq!(parse(&raw).content.as_deref(), Some("Reading now."));
+    let raw = " to=read<|message|><atem:function_calls><atem:invoke name=\"read\">{\"path\": \"p\"}</atem:invoke></atem:function_calls><|eot|>";
+    assert_eq!(one(raw), ("read".into(), json!({"path": "p"})));
+    // Text to a tool is for the reader rather than lost.
+    let m = parse(" to=read<|message|>I can't read that.<|eot|>");
+    assert_eq!((m.content.as_deref(), calls(&m)), (Some("I can't read that."), vec![]));
     // Forgotten closers.
     let open = " to=read<|message|><atem:function_calls>\n<atem:invoke name=\"read\">\n<atem:parameter name=\"path\">p";
     for rest in [
@@ -295,8 +352,152 @@ fn every_cut_is_valid() {
     }
 }
 
+/// A long turn, as a model might write it when it goes wrong, is parsed in time linear in its length, also token by token:
+/// a quadratic step would take minutes.
+#[test]
+fn long_turns_take_linear_work() {
+    let value = "<atem:function_calls><atem:invoke name=\"math.add\"><atem:parameter name=\"";
+    for (head, unit) in [
+        ("", "<"),
+        ("", " to=x"),
+        (" to=self<|message|>", "t <a "),
+        (" to=user<|message|>", "<atem:function_calls>\n"),
+        (
+            " to=user<|message|>",
+            "<atem:function_calls><atem:invoke name=\"get_time\"></atem:invoke></atem:function_calls>",
+        ),
+        (&format!(" to=math.add<|message|>{value}list\">"), "[<1,"),
+        (
+            &format!(" to=math.add<|message|>{value}list\">"),
+            "</atem:parameter></atem:invoke></atem:function_calls>x",
+        ),
+        (
+            &format!(" to=math.add<|message|>{value}list\">"),
+            "<atem:invoke name=\"</atem:parameter><atem:parameter name=\"",
+        ),
+        (
+            &format!(
+                " to=math.add<|message|>{value}list\">1</atem:parameter></atem:invoke></atem:function_calls>"
+            ),
+            "x <",
+        ),
+        (&format!(" to=math.add<|message|>{value}list\">1</atem:parameter>"), " "),
+        (" to=read<|message|>", "<atem:invoke name=\"read\">"),
+        (" to=read<|message|>", "{\"a\":"),
+    ] {
+        let text = format!("{head}{}", unit.repeat(400_000 / unit.len()));
+        let mut pieces = vec![];
+        let mut rest = text.as_str();
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(rest.len().min(5));
+            pieces.push(piece);
+            rest = after;
+        }
+        assert_eq!(collect(&pieces), parse(&text), "{head:?} {unit:?}");
+    }
+}
+
+/// Parts of a turn that is well formed, or nearly.
+fn turn_parts() -> impl Strategy<Value = Vec<String>> {
+    let value = prop_oneof![
+        "[a-z ]{0,12}",
+        "\\PC{0,12}",
+        Just("</atem:parameter> x".to_string()),
+        Just("see </atem:parameter>\n</atem:invoke>\n</atem:function_calls> there".to_string()),
+        Just("[1, {\"a\": null}]".to_string()),
+        Just("7".to_string()),
+    ];
+    let key = prop::sample::select(vec!["city", "days", "path", "content", "mode", "a", "list"]);
+    let name = prop::sample::select(vec![
+        "get_weather",
+        "read",
+        "read.read",
+        "fs.write-file",
+        "math.add",
+        "nothing",
+    ]);
+    let call = (name, prop::collection::vec((key, value), 0..4)).prop_map(|(name, parameters)| {
+        let mut parts = vec![format!(" to={name}<|message|>"), "<atem:function_calls>\n".into()];
+        parts.push(format!("<atem:invoke name=\"{name}"));
+        parts.push("\">\n".into());
+        for (key, value) in parameters {
+            parts.extend([
+                format!("<atem:parameter name=\"{key}"),
+                "\">".into(),
+                value,
+                "</atem:parameter>\n".into(),
+            ]);
+        }
+        parts.extend(["</atem:invoke>\n".into(), "</atem:function_calls>".into()]);
+        parts
+    });
+    let text = (prop::sample::select(vec![" to=self", " to=user", ""]), "\\PC{0,20}")
+        .prop_map(|(to, text)| vec![format!("{to}<|message|>"), text]);
+    let messages = prop::collection::vec(prop_oneof![call, text], 1..4);
+    messages.prop_map(|all| all.join(&["<|eom|>".to_string(), "<|start|>assistant".into()][..]))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    /// A turn in a conversation's history, as the template writes it, is what the model should have written.
+    #[test]
+    fn what_the_template_writes_comes_back(
+        reasoning in "[^<]{1,30}",
+        content in "[^<]{1,30}",
+        strings in prop::collection::vec(prop_oneof!["\\PC{0,30}", Just("{\"a\": [1]}".into()), Just("null".into()), Just(" x\n".into())], 2),
+        days in any::<i64>(),
+        exact in any::<bool>(),
+        list in prop::collection::vec(prop_oneof![any::<i32>().prop_map(Value::from), "\\PC{0,9}".prop_map(Value::from), Just(Value::Null)], 0..4),
+    ) {
+        let call = |name: &str, arguments: Value| json!({"id": "c", "function": {"name": name, "arguments": arguments}});
+        let weather = json!({"city": strings[0], "days": days, "exact": exact});
+        let write = json!({"content": strings[1]});
+        let add = json!({"list": list, "any": {"k": list.clone()}, "b": days});
+        let calls_made = [call("get_weather", weather.clone()), call("fs.write-file", write.clone()), call("math.add", add.clone()), call("get_time", json!({}))];
+        let user = json!({"role": "user", "content": "x"});
+        let ask = json!([user.clone()]);
+        let acts = json!([user.clone(), {"role": "assistant", "reasoning_content": reasoning, "tool_calls": calls_made}]);
+        let answers = json!([user, {"role": "assistant", "reasoning_content": reasoning, "content": content}]);
+        let render = |messages: &Value, prompt: bool| {
+            let kwargs = json!({"add_generation_prompt": prompt, "current_date": "2026-09-15"});
+            TEMPLATE.render(messages, Some(&tools()), kwargs.as_object().unwrap()).unwrap()
+        };
+        let prompt = render(&ask, true);
+        let acted = parse(render(&acts, false).strip_prefix(&prompt).unwrap());
+        let names = ["get_weather", "fs.write-file", "math.add", "get_time"].map(String::from);
+        let want: Vec<_> = names.into_iter().zip([weather, write, add, json!({})]).collect();
+        prop_assert_eq!((acted.reasoning_content.as_ref(), calls(&acted), acted.finished), (Some(&reasoning), want, true));
+        let answered = parse(render(&answers, false).strip_prefix(&prompt).unwrap());
+        prop_assert_eq!((answered.reasoning_content, answered.content), (Some(reasoning), Some(content)));
+    }
+
+    #[test]
+    fn damaged_turns_are_never_an_error(
+        mut parts in turn_parts(),
+        damage in prop::collection::vec((0usize..40, 0usize..40, 0u8..3), 0..4),
+        size in 1usize..9,
+    ) {
+        for (at, from, how) in damage {
+            let (at, from) = (at % parts.len(), from % parts.len());
+            match how {
+                0 if parts.len() > 1 => drop(parts.remove(at)),
+                1 => parts.insert(at, parts[from].clone()),
+                _ => parts[at].clear(),
+            }
+        }
+        let text = parts.concat();
+        let tools = tools();
+        let mut parser = ChannelParser::new(Some(&tools));
+        let mut events = parser.push(&text);
+        events.extend(parser.finish());
+        check_events(&events);
+        let whole = collect(&[&text]);
+        let chars: Vec<char> = text.chars().collect();
+        let pieces: Vec<String> = chars.chunks(size).map(String::from_iter).collect();
+        let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+        prop_assert_eq!(collect(&pieces), whole);
+    }
 
     #[test]
     fn hostile_text_is_never_an_error(parts in prop::collection::vec(prop::sample::select(vec![
