@@ -329,6 +329,7 @@ impl Scheduler {
 
     /// Frees the slots whose requests have ended; their sessions stay for later prompts.
     fn retire(&mut self) {
+        let mut ended = vec![];
         for slot in &mut self.slots {
             let Some(end) = slot.running.as_mut().and_then(|r| r.end.take()) else { continue };
             let Some(mut running) = slot.running.take() else { continue };
@@ -344,8 +345,13 @@ impl Scheduler {
             {
                 self.engine.close(session);
             }
-            running.finish(end, &self.metrics);
+            ended.push((running, end));
         }
+        if !ended.is_empty() {
+            // Whoever sees the end sees the slot free.
+            self.publish();
+        }
+        ended.into_iter().for_each(|(running, end)| running.finish(end, &self.metrics));
     }
 
     fn publish(&mut self) {

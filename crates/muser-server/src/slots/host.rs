@@ -85,3 +85,33 @@ impl Entry {
         self.state.len() + 4 * self.tokens.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_makes_room() {
+        let mut cache = HostCache::new(100, 4);
+        cache.insert(vec![1, 2, 3], vec![0; 28]);
+        cache.insert(vec![4, 5, 6], vec![0; 28]);
+        assert_eq!((cache.bytes(), cache.find(&[1, 2, 9])), (80, Some((0, 2))));
+        cache.state(0);
+        cache.insert(vec![7, 8, 9], vec![0; 28]);
+        assert!(cache.holds(&[1, 2, 3]) && !cache.holds(&[4, 5, 6]) && cache.holds(&[7, 8, 9]));
+        assert_eq!(cache.bytes(), 80);
+        cache.insert(vec![9; 3], vec![0; 100]);
+        assert_eq!(cache.bytes(), 80, "larger than the budget");
+    }
+
+    #[test]
+    fn a_wrapped_ring_goes_on_from_its_end_only() {
+        let mut cache = HostCache::new(1000, 4);
+        cache.insert(vec![1, 2, 3, 4, 5], vec![0]);
+        assert_eq!(cache.find(&[1, 2, 3, 4, 9]), None);
+        assert_eq!(cache.find(&[1, 2, 3, 4, 5]), None, "the last token of a prompt is always computed");
+        assert_eq!(cache.find(&[1, 2, 3, 4, 5, 6]), Some((0, 5)));
+        cache.insert(vec![1, 2, 3, 4], vec![0]);
+        assert_eq!(cache.find(&[1, 2, 3, 9]), Some((1, 3)));
+    }
+}

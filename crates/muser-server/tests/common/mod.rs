@@ -82,14 +82,16 @@ impl Stage {
                 Some(start)
             })
             .collect();
-        let text = String::from_utf8_lossy(&tokenizer.decode(history)).into_owned();
-        let Some((open, close)) = text.rfind("[[").and_then(|o| Some((o, o + text[o..].find("]]")?))) else {
-            return eot;
+        let text = tokenizer.decode(history);
+        let find = |from: usize, what: &[u8]| {
+            text[from..].windows(what.len()).position(|w| w == what).map(|at| from + at)
         };
+        let open = text.windows(2).rposition(|w| w == b"[[");
+        let Some((open, close)) = open.and_then(|o| Some((o, find(o, b"]]")?))) else { return eot };
         let scripts = self.scripts.lock().unwrap();
-        let Some(script) = scripts.get(&text[open + 2..close]) else { return eot };
-        let header = "<|start|>assistant";
-        let begin = text[close..].find(header).map_or(close + 2, |at| close + at + header.len());
+        let Some(script) = scripts.get(&*String::from_utf8_lossy(&text[open + 2..close])) else { return eot };
+        let header = b"<|start|>assistant";
+        let begin = find(close, header).map_or(close + 2, |at| at + header.len());
         let written = starts.iter().filter(|s| **s >= begin).count();
         script.get(written).copied().unwrap_or(eot)
     }
