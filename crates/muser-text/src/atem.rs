@@ -242,7 +242,8 @@ impl CallParser {
     /// Drops what stands before `to`.
     fn skip_to(&mut self, to: usize) {
         self.at = to;
-        while let Some((_, tag)) = self.tags.pop_front_if(|(at, _)| *at < to) {
+        while let Some((_, tag)) = self.tags.front().copied().filter(|(at, _)| *at < to) {
+            self.tags.pop_front();
             self.count(tag, -1);
         }
     }

@@ -66,7 +66,7 @@ enum State {
     Reasoning,
     Content,
     /// A message to a tool.
-    Tool(CallParser),
+    Tool(Box<CallParser>),
     /// An answer from a call block on: a call, or an example of one.
     Doubtful(Box<Doubt>),
     /// A message of another role: the model plays someone else; nothing of it is shown.
@@ -306,7 +306,7 @@ impl ChannelParser {
         self.state = match recipient {
             Some("self") => State::Reasoning,
             None | Some("user" | "") => State::Content,
-            Some(tool) => State::Tool(CallParser::new(tool, self.tools.clone(), self.calls)),
+            Some(tool) => State::Tool(Box::new(CallParser::new(tool, self.tools.clone(), self.calls))),
         };
     }
 
