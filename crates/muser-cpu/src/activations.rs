@@ -26,8 +26,10 @@ pub enum Scales {
 pub struct Block256<const NC: usize> {
     /// Four signed bytes each.
     pub q: [[i32; NC]; 64],
-    /// Sums of 32 values, two to a word.
-    pub pairs: [[i32; NC]; 4],
+    /// Sums of 32 values as `32 * high + low`, four signed bytes each.
+    pub sums_high: [[i32; NC]; 2],
+    /// See `sums_high`.
+    pub sums_low: [[i32; NC]; 2],
     /// Minus the sums of 16 values.
     pub negative16: [[i32; NC]; 16],
     /// Minus the sums of 32 values.
@@ -196,9 +198,16 @@ impl Kernel for Quantise<'_> {
                     for (i, q) in q.as_chunks::<4>().0.iter().enumerate() {
                         put(i, i32::from_le_bytes(q.map(|v| v as u8)));
                     }
-                    for t in 0..4 {
-                        let (low, high) = (sums[4 * t] + sums[4 * t + 1], sums[4 * t + 2] + sums[4 * t + 3]);
-                        put(64 + t, low & 0xffff | high << 16);
+                    for t in 0..2 {
+                        let (mut high, mut low) = ([0u8; 4], [0u8; 4]);
+                        for i in 0..4 {
+                            let sum = sums[8 * t + 2 * i] + sums[8 * t + 2 * i + 1];
+                            // At most 32 * 127 in magnitude: the high part stays within -127 ..= 127.
+                            let part = (sum + 16) >> 5;
+                            (high[i], low[i]) = (part as u8, (sum - 32 * part) as u8);
+                        }
+                        put(64 + t, i32::from_le_bytes(high));
+                        put(66 + t, i32::from_le_bytes(low));
                     }
                     for (g, sum) in sums.iter().enumerate() {
                         put(68 + g, -sum);

@@ -53,7 +53,10 @@ fn best(mut run: impl FnMut() -> f64) -> f64 {
     best
 }
 
-struct Read<'a>(&'a [[u8; 64]]);
+/// Bytes between a load and its prefetch, as for one column of weights.
+const AHEAD: usize = crate::forms::NEAR;
+
+pub(crate) struct Read<'a>(pub &'a [[u8; 64]]);
 
 impl Kernel for Read<'_> {
     type Out = [f32; 16];
@@ -62,7 +65,7 @@ impl Kernel for Read<'_> {
         let mut acc = [s.splat_i(0); 8];
         for lines in self.0.as_chunks::<8>().0 {
             for (acc, line) in acc.iter_mut().zip(lines) {
-                *acc = s.dot(*acc, s.load_b(line), 0x0101_0101);
+                *acc = s.dot(*acc, s.load_b(line, AHEAD), 0x0101_0101);
             }
         }
         let mut out = [0.0; 16];

@@ -23,8 +23,8 @@ pub trait Simd: Copy + Send + Sync {
     /// 64 bytes.
     type B: Copy;
 
-    /// Loads 64 bytes.
-    fn load_b(self, from: &[u8; 64]) -> Self::B;
+    /// Loads 64 bytes of weights, and asks for those `ahead` bytes later.
+    fn load_b(self, from: &[u8; 64], ahead: usize) -> Self::B;
     /// A table of 16 bytes, for [`Simd::lookup`].
     fn table(self, entries: &[u8; 16]) -> Self::B;
     /// `table[index]` for each byte; indices are below 16.
@@ -57,8 +57,6 @@ pub trait Simd: Copy + Send + Sync {
     fn dot_wide(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// Where a sum of [`Simd::dot_wide`] begins; `negative_sum` is minus the sum of all x that it will see.
     fn start_wide(self, negative_sum: i32) -> Self::I;
-    /// Adds to each lane the products of its two unsigned bytes of `m` and the two signed halves of `x`.
-    fn pair_dot(self, acc: Self::I, m: &[u8; 32], x: i32) -> Self::I;
 
     /// All lanes `v`.
     fn splat_f(self, v: f32) -> Self::F;

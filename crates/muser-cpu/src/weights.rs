@@ -8,6 +8,7 @@ use crate::simd::LANES;
 use muser_core::{Model, ModelError, Slot, TensorView};
 use muser_format::DType;
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// One matrix.
 #[derive(Clone, Debug)]
@@ -31,8 +32,8 @@ pub struct Matrix {
 }
 
 thread_local! {
-    /// A panel packed for one use, in words so that its blocks are aligned.
-    static PANEL: RefCell<Vec<i32>> = const { RefCell::new(vec![]) };
+    /// Panels packed for one use, in words so that their blocks are aligned.
+    static PANELS: RefCell<Vec<i32>> = const { RefCell::new(vec![]) };
 }
 
 impl Matrix {
@@ -71,25 +72,30 @@ impl Matrix {
         pack_panel(self.dtype, &std::array::from_fn(row), to);
     }
 
-    /// Calls `use_panel` with the packed panel.
-    pub fn with_panel<R>(
+    /// Calls `use_panels` with the packed panels.
+    pub fn with_panels<R>(
         &self,
         arena: &Arena,
         model: &Model,
-        panel: usize,
-        use_panel: impl FnOnce(&[u8]) -> R,
+        panels: Range<usize>,
+        use_panels: impl FnOnce(&[u8]) -> R,
     ) -> Result<R, ModelError> {
+        let bytes = panels.len() * self.panel_bytes;
         if let Some(at) = self.at {
-            return Ok(use_panel(&arena.bytes()[at + panel * self.panel_bytes..][..self.panel_bytes]));
+            return Ok(use_panels(&arena.bytes()[at + panels.start * self.panel_bytes..][..bytes]));
         }
         let t = model.tensor(self.slot)?;
-        PANEL.with_borrow_mut(|words| {
-            words.resize(self.panel_bytes.div_ceil(4), 0);
-            let bytes = &mut crate::plain::view_mut::<u8, i32>(words)[..self.panel_bytes];
-            bytes.fill(0);
-            self.pack(&t, panel, bytes);
-            Ok(use_panel(bytes))
-        })
+        // Taken, not borrowed: two matrices may be in use at once.
+        let mut words = PANELS.take();
+        words.clear();
+        words.resize(bytes.div_ceil(4), 0);
+        let bytes = &mut crate::plain::view_mut::<u8, i32>(&mut words)[..bytes];
+        for (panel, to) in panels.zip(bytes.chunks_exact_mut(self.panel_bytes)) {
+            self.pack(&t, panel, to);
+        }
+        let result = use_panels(bytes);
+        PANELS.set(words);
+        Ok(result)
     }
 }
 

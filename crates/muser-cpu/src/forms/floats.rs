@@ -31,6 +31,7 @@ macro_rules! float_form {
             fn multiply<S: Simd, const NC: usize>(
                 $s: S,
                 w: &Self::Block,
+                _ahead: usize,
                 _: S::B,
                 x: &[[f32; NC]; 32],
                 acc: &mut [S::F; NC],

@@ -21,10 +21,10 @@ pub struct K2;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block {
-    codes: [[[u8; 64]; 2]; 8],
-    scales: [[u8; 16]; 16],
     d: [u8; 32],
     dmin: [u8; 32],
+    scales: [[u8; 16]; 16],
+    codes: [[[u8; 64]; 2]; 8],
 }
 const _: () = assert!(size_of::<Block>() == 84 * 16);
 // SAFETY: bytes only.
@@ -39,7 +39,9 @@ impl Form for K2 {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             if dtype == DType::Q2K {
-                interleave2(&mut block.codes, r, |k| row[16 + k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3);
+                for (g, codes) in block.codes.iter_mut().enumerate() {
+                    interleave2(codes, r, |k| row[16 + g / 4 * 32 + k] >> (g % 4 * 2) & 3);
+                }
                 for g in 0..16 {
                     block.scales[g][r] = row[g];
                 }
@@ -47,7 +49,9 @@ impl Form for K2 {
                 half_of(&mut block.dmin, r, &row[82..84]);
             } else {
                 let codes = Codes::read(dtype, row);
-                interleave2(&mut block.codes, r, |k| codes.q[k]);
+                for (to, q) in block.codes.iter_mut().zip(codes.q.as_chunks::<32>().0) {
+                    interleave2(to, r, |k| q[k]);
+                }
                 for g in 0..16 {
                     block.scales[g][r] = 0x11;
                 }
@@ -59,28 +63,38 @@ impl Form for K2 {
     }
 
     #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(s: S, w: &Block, _: S::B, x: &Block256<NC>, acc: &mut [S::F; NC]) {
-        let mut total = [s.splat_i(0); NC];
+    fn multiply<S: Simd, const NC: usize>(
+        s: S,
+        w: &Block,
+        ahead: usize,
+        _: S::B,
+        x: &Block256<NC>,
+        acc: &mut [S::F; NC],
+    ) {
+        let mut total = [s.splat_f(0.0); NC];
         // Minus the minima's part: the sums are stored negated.
         let mut low = [s.splat_i(0); NC];
         for g in 0..16 {
             let mut part = [s.splat_i(0); NC];
-            let packed = s.load_b(&w.codes[g / 2][g % 2]);
+            let packed = s.load_b(&w.codes[g / 2][g % 2], ahead);
             for t in 0..4 {
                 let code = s.and_b(s.shr_b(packed, 2 * t as u32), 3);
                 dots(s, &mut part, code, &x.q[4 * g + t]);
             }
-            let scale = s.widen_u8(&w.scales[g].map(|v| v & 15));
-            let min = s.widen_u8(&w.scales[g].map(|v| v >> 4));
+            let (mut scale, mut min) = ([0; 16], [0; 16]);
+            for (i, packed) in w.scales[g].iter().enumerate() {
+                (scale[i], min[i]) = (packed & 15, packed >> 4);
+            }
+            let (scale, min) = (s.to_f(s.widen_u8(&scale)), s.widen_u8(&min));
             for c in 0..NC {
-                total[c] = s.add_i(total[c], s.mul_i(part[c], scale));
+                total[c] = s.fma(s.to_f(part[c]), scale, total[c]);
                 low[c] = s.add_i(low[c], s.mul_i(min, s.splat_i(x.negative16[g][c])));
             }
         }
         let (d, dmin) = (s.half(&w.d), s.half(&w.dmin));
         for c in 0..NC {
             let scale = s.splat_f(x.scale[c]);
-            acc[c] = s.fma(s.to_f(total[c]), s.mul_f(d, scale), acc[c]);
+            acc[c] = s.fma(total[c], s.mul_f(d, scale), acc[c]);
             acc[c] = s.fma(s.to_f(low[c]), s.mul_f(dmin, scale), acc[c]);
         }
     }

@@ -2,15 +2,15 @@
 //! `d * scale * value`. A block is 256 columns of 16 rows in 1,856 bytes (Q3_K's file has 1,760):
 //!
 //! ```text
-//! low    [8 groups][2][64]: bits 2t of byte 4 row + j of part i = low bits of column 16i + 4t + j
-//! high   [8 groups][64]: bit b of byte 4 row + j = third bit of column 4b + j
+//! 8 groups: high [64]: bit b of byte 4 row + j = third bit of column 4b + j
+//!           low  [2][64]: bits 2t of byte 4 row + j of part i = low bits of column 16i + 4t + j
 //! scales [16 groups of 16][16 rows] signed
 //! d      [16] float, with the format's power of two in it
 //! ```
 //! Table entries stand 64 above their meaning, so that they are unsigned and below 128.
 
 use super::unpack::{Codes, interleave1, interleave2};
-use super::{Form, add_floats, add_scaled, dots};
+use super::{Form, add_floats, add_scaled, dots, starts};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -19,14 +19,21 @@ use muser_format::DType;
 /// Three-bit codes.
 pub struct K3;
 
+/// 32 columns.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Group {
+    high: [u8; 64],
+    low: [[u8; 64]; 2],
+}
+
 /// See the file's head.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block {
-    low: [[[u8; 64]; 2]; 8],
-    high: [[u8; 64]; 8],
-    scales: [[u8; 16]; 16],
     d: [f32; 16],
+    scales: [[u8; 16]; 16],
+    groups: [Group; 8],
 }
 // SAFETY: bytes, then floats at an offset that is a multiple of four; no padding.
 unsafe impl Plain for Block {}
@@ -41,8 +48,10 @@ impl Form for K3 {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             let codes = Codes::read(dtype, row);
-            interleave2(&mut block.low, r, |k| codes.q[k] & 3);
-            interleave1(&mut block.high, r, |k| codes.q[k] >> 2);
+            for (group, q) in block.groups.iter_mut().zip(codes.q.as_chunks::<32>().0) {
+                interleave2(&mut group.low, r, |k| q[k] & 3);
+                interleave1(&mut group.high, r, |k| q[k] >> 2);
+            }
             for g in 0..16 {
                 block.scales[g][r] = codes.scale[g] as u8;
             }
@@ -54,16 +63,17 @@ impl Form for K3 {
     fn multiply<S: Simd, const NC: usize>(
         s: S,
         w: &Block,
+        ahead: usize,
         table: S::B,
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
-        let mut total = [s.splat_i(0); NC];
+        let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
-            let third = s.load_b(&w.high[g]);
+            let third = s.load_b(&w.groups[g].high, ahead);
             for half in 0..2 {
-                let mut part = x.negative16[2 * g + half].map(|sum| s.shl_i(s.splat_i(sum), 6));
-                let low = s.load_b(&w.low[g][half]);
+                let mut part = starts(s, &x.negative16[2 * g + half], 6);
+                let low = s.load_b(&w.groups[g].low[half], ahead);
                 for t in 0..4 {
                     // Bit b goes to place 2.
                     let b = 4 * half + t;

@@ -5,14 +5,14 @@
 //! ```text
 //! d      [16] half      dmin   [16] half
 //! scales low  [64]: byte v < 64 holds the low four bits of scales v and 64 + v; scale v = 16 group + row
-//! mins   low  [64]: the same for minima; minimum v = 32 (group / 2) + 2 row + group % 2
+//! mins   low  [64]: the same for minima; minimum v = 64 (group / 4) + 4 row + group % 4
 //! scales high [32]: byte j holds the high two bits of scales j, 32 + j, 64 + j, 96 + j;   mins high [32]
 //! codes  [8 groups][4][64]: byte 4 row + j of part i = column 8i + j | column 8i + 4 + j << 4
 //! ```
 //! Per 64 bytes of codes: one load, three operations to unpack, two dots. Memory binds.
 
 use super::unpack::{half_of, interleave4, nibbles_k, scale_min_k};
-use super::{Form, add_scaled, dots};
+use super::{Form, add_floats, add_scaled, dots};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -68,7 +68,7 @@ impl Header {
             for g in 0..8 {
                 let (scale, min) = scale_min_k(&row[4..16], g);
                 six_bits(&mut h.scale_low, &mut h.scale_high, 16 * g + r, scale);
-                six_bits(&mut h.min_low, &mut h.min_high, g / 2 * 32 + 2 * r + g % 2, min);
+                six_bits(&mut h.min_low, &mut h.min_high, g / 4 * 64 + 4 * r + g % 4, min);
             }
         }
         h
@@ -85,21 +85,34 @@ impl Header {
     pub fn finish<S: Simd, const NC: usize>(
         &self,
         s: S,
-        total: &[S::I; NC],
+        total: &[S::F; NC],
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
         let mins = unpack_six(&self.min_low, &self.min_high);
+        let mins = [s.load_b(&join(&mins[0], &mins[1]), 0), s.load_b(&join(&mins[2], &mins[3]), 0)];
         let (d, dmin) = (s.half(&self.d), s.half(&self.dmin));
+        add_floats(s, acc, total, d, &x.scale);
         for c in 0..NC {
+            // Sums of x as 32 * high + low: both fit a byte.
+            let mut high = s.splat_i(0);
             let mut low = s.splat_i(0);
-            for (mins, pairs) in mins.iter().zip(&x.pairs) {
-                low = s.pair_dot(low, mins, pairs[c]);
+            for q in 0..2 {
+                high = s.dot(high, mins[q], x.sums_high[q][c]);
+                low = s.dot(low, mins[q], x.sums_low[q][c]);
             }
-            acc[c] = s.fma(s.to_f(total[c]), s.mul_f(d, s.splat_f(x.scale[c])), acc[c]);
-            acc[c] = s.fma(s.to_f(low), s.mul_f(dmin, s.splat_f(-x.scale[c])), acc[c]);
+            let sum = s.add_i(s.shl_i(high, 5), low);
+            acc[c] = s.fma(s.to_f(sum), s.mul_f(dmin, s.splat_f(-x.scale[c])), acc[c]);
         }
     }
+}
+
+#[inline(always)]
+fn join(a: &[u8; 32], b: &[u8; 32]) -> [u8; 64] {
+    let mut both = [0; 64];
+    both[..32].copy_from_slice(a);
+    both[32..].copy_from_slice(b);
+    both
 }
 
 /// The 128 six-bit numbers in order, 32 at a time.
@@ -123,18 +136,28 @@ impl Form for K4 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         block.header = Header::pack(rows);
         for (r, row) in rows.iter().enumerate() {
-            interleave4(&mut block.codes, r, &nibbles_k(&row[16..144]));
+            let q = nibbles_k(&row[16..144]);
+            for (codes, q) in block.codes.iter_mut().zip(q.chunks(32)) {
+                interleave4(codes, r, q);
+            }
         }
     }
 
     #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(s: S, w: &Block, _: S::B, x: &Block256<NC>, acc: &mut [S::F; NC]) {
+    fn multiply<S: Simd, const NC: usize>(
+        s: S,
+        w: &Block,
+        ahead: usize,
+        _: S::B,
+        x: &Block256<NC>,
+        acc: &mut [S::F; NC],
+    ) {
         let scales = w.header.scales();
-        let mut total = [s.splat_i(0); NC];
+        let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
             let mut part = [s.splat_i(0); NC];
             for i in 0..4 {
-                let both = s.load_b(&w.codes[g][i]);
+                let both = s.load_b(&w.codes[g][i], ahead);
                 let (low, high) = (s.and_b(both, 15), s.and_b(s.shr_b(both, 4), 15));
                 dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
                 dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! header as in Q4_K
-//! high  [8 groups][64]: bit b of byte 4 row + j = fifth bit of column 4b + j
-//! codes [8 groups][4][64] as in Q4_K
+//! 8 groups: high  [64]: bit b of byte 4 row + j = fifth bit of column 4b + j
+//!           codes [4][64] as in Q4_K
 //! ```
 
 use super::k4::Header;
@@ -17,13 +17,20 @@ use muser_format::DType;
 /// Q5_K.
 pub struct K5;
 
+/// 32 columns.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Group {
+    high: [u8; 64],
+    codes: [[u8; 64]; 4],
+}
+
 /// See the file's head.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block {
     header: Header,
-    high: [[u8; 64]; 8],
-    codes: [[[u8; 64]; 4]; 8],
+    groups: [Group; 8],
 }
 const _: () = assert!(size_of::<Block>() == 176 * 16);
 // SAFETY: bytes only.
@@ -38,20 +45,30 @@ impl Form for K5 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         block.header = Header::pack(rows);
         for (r, row) in rows.iter().enumerate() {
-            interleave4(&mut block.codes, r, &nibbles_k(&row[48..176]));
-            interleave1(&mut block.high, r, |k| row[16 + k % 32] >> (k / 32) & 1);
+            let q = nibbles_k(&row[48..176]);
+            for (g, group) in block.groups.iter_mut().enumerate() {
+                interleave4(&mut group.codes, r, &q[32 * g..]);
+                interleave1(&mut group.high, r, |k| row[16 + k] >> g & 1);
+            }
         }
     }
 
     #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(s: S, w: &Block, _: S::B, x: &Block256<NC>, acc: &mut [S::F; NC]) {
+    fn multiply<S: Simd, const NC: usize>(
+        s: S,
+        w: &Block,
+        ahead: usize,
+        _: S::B,
+        x: &Block256<NC>,
+        acc: &mut [S::F; NC],
+    ) {
         let scales = w.header.scales();
-        let mut total = [s.splat_i(0); NC];
+        let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
             let mut part = [s.splat_i(0); NC];
-            let fifth = s.load_b(&w.high[g]);
+            let fifth = s.load_b(&w.groups[g].high, ahead);
             for i in 0..4 {
-                let both = s.load_b(&w.codes[g][i]);
+                let both = s.load_b(&w.groups[g].codes[i], ahead);
                 // Bit 2i (then 2i + 1) goes to place 4.
                 let (at, next) = (2 * i as u32, 2 * i as u32 + 1);
                 let bit = if at <= 4 { s.shl_b(fifth, 4 - at) } else { s.shr_b(fifth, at - 4) };

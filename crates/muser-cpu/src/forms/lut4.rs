@@ -9,7 +9,7 @@
 //! Table entries stand 128 above their meaning.
 
 use super::unpack::{Codes, interleave4};
-use super::{Form, add_floats, add_scaled, dots_wide};
+use super::{Form, add_floats, add_scaled, dots_wide, starts_wide};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -22,9 +22,9 @@ pub struct Lut4;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block {
-    codes: [[[u8; 64]; 4]; 8],
-    scales: [[u8; 16]; 8],
     d: [f32; 16],
+    scales: [[u8; 16]; 8],
+    codes: [[[u8; 64]; 4]; 8],
 }
 const _: () = assert!(size_of::<Block>() == 2240);
 // SAFETY: bytes, then floats at an offset that is a multiple of four; no padding.
@@ -39,7 +39,9 @@ impl Form for Lut4 {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             let codes = Codes::read(dtype, row);
-            interleave4(&mut block.codes, r, &codes.q);
+            for (to, q) in block.codes.iter_mut().zip(codes.q.chunks(32)) {
+                interleave4(to, r, q);
+            }
             for g in 0..8 {
                 block.scales[g][r] = codes.scale[2 * g] as u8;
             }
@@ -51,15 +53,16 @@ impl Form for Lut4 {
     fn multiply<S: Simd, const NC: usize>(
         s: S,
         w: &Block,
+        ahead: usize,
         table: S::B,
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
-        let mut total = [s.splat_i(0); NC];
+        let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
-            let mut part = x.negative32[g].map(|sum| s.start_wide(sum));
+            let mut part = starts_wide(s, &x.negative32[g]);
             for i in 0..4 {
-                let both = s.load_b(&w.codes[g][i]);
+                let both = s.load_b(&w.codes[g][i], ahead);
                 let low = s.lookup(table, s.and_b(both, 15));
                 let high = s.lookup(table, s.and_b(s.shr_b(both, 4), 15));
                 dots_wide(s, &mut part, low, &x.q[8 * g + 2 * i]);

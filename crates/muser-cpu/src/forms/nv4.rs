@@ -8,8 +8,8 @@
 //! The table holds twice the value, 128 above its meaning; scales are halved.
 
 use super::q4::codes_dot;
-use super::unpack::{half_e8m0, interleave4_group, nibbles_16, nibbles_32};
-use super::{Form, add_floats, dots_wide};
+use super::unpack::{half_e8m0, interleave4, nibbles_16, nibbles_32};
+use super::{Form, add_ints, dots_wide, starts_wide};
 use crate::activations::{Block32, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -53,7 +53,7 @@ impl Form for Nv4 {
                 block.scales[g][r] = if row[g] == 0x7f { 0 } else { row[g] & 0x7f };
             }
             for g in 0..2 {
-                interleave4_group(&mut block.codes[g], r, &nibbles_16(&row[4 + 16 * g..20 + 16 * g]));
+                interleave4(&mut block.codes[g], r, &nibbles_16(&row[4 + 16 * g..20 + 16 * g]));
             }
         }
     }
@@ -62,6 +62,7 @@ impl Form for Nv4 {
     fn multiply<S: Simd, const NC: usize>(
         s: S,
         w: &Block,
+        ahead: usize,
         table: S::B,
         x: &[Block32<NC>; 2],
         acc: &mut [S::F; NC],
@@ -70,9 +71,9 @@ impl Form for Nv4 {
         let unit = s.splat_f(f32::from_bits((127 + 119) << 23));
         for (g, x) in x.iter().enumerate() {
             for half in 0..2 {
-                let mut part = x.negative16[half].map(|sum| s.start_wide(sum));
+                let mut part = starts_wide(s, &x.negative16[half]);
                 for i in 0..2 {
-                    let both = s.load_b(&w.codes[g][2 * half + i]);
+                    let both = s.load_b(&w.codes[g][2 * half + i], ahead);
                     let low = s.lookup(table, s.and_b(both, 15));
                     let high = s.lookup(table, s.and_b(s.shr_b(both, 4), 15));
                     let k = 4 * half + 2 * i;
@@ -80,7 +81,7 @@ impl Form for Nv4 {
                     dots_wide(s, &mut part, high, &x.q[k + 1]);
                 }
                 let d = s.mul_f(s.bits_f(s.shl_i(s.widen_u8(&w.scales[2 * g + half]), 20)), unit);
-                add_floats(s, acc, &part, d, &x.scale);
+                add_ints(s, acc, &part, d, &x.scale);
             }
         }
     }
@@ -95,7 +96,7 @@ impl Form for Mx4 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut BlockM) {
         for (r, row) in rows.iter().enumerate() {
             block.d[r] = half_e8m0(row[0]);
-            interleave4_group(&mut block.codes, r, &nibbles_32(&row[1..17]));
+            interleave4(&mut block.codes, r, &nibbles_32(&row[1..17]));
         }
     }
 
@@ -103,12 +104,13 @@ impl Form for Mx4 {
     fn multiply<S: Simd, const NC: usize>(
         s: S,
         w: &BlockM,
+        ahead: usize,
         table: S::B,
         x: &Block32<NC>,
         acc: &mut [S::F; NC],
     ) {
-        let part = codes_dot(s, &w.codes, table, x);
+        let part = codes_dot(s, &w.codes, table, x, ahead);
         let d = s.load_f(&w.d);
-        add_floats(s, acc, &part, d, &x.scale);
+        add_ints(s, acc, &part, d, &x.scale);
     }
 }

@@ -7,8 +7,8 @@
 //! ```
 //! Table entries stand 128 above their meaning.
 
-use super::unpack::{half_of, interleave4_group, nibbles_32};
-use super::{Form, add_floats, dots_wide};
+use super::unpack::{half_of, interleave4, nibbles_32};
+use super::{Form, add_ints, dots_wide, starts_wide};
 use crate::activations::{Block32, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -37,7 +37,7 @@ impl Form for Q4 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             half_of(&mut block.d, r, &row[..2]);
-            interleave4_group(&mut block.codes, r, &nibbles_32(&row[2..18]));
+            interleave4(&mut block.codes, r, &nibbles_32(&row[2..18]));
         }
     }
 
@@ -45,13 +45,14 @@ impl Form for Q4 {
     fn multiply<S: Simd, const NC: usize>(
         s: S,
         w: &Block,
+        ahead: usize,
         table: S::B,
         x: &Block32<NC>,
         acc: &mut [S::F; NC],
     ) {
-        let part = codes_dot(s, &w.codes, table, x);
+        let part = codes_dot(s, &w.codes, table, x, ahead);
         let d = s.half(&w.d);
-        add_floats(s, acc, &part, d, &x.scale);
+        add_ints(s, acc, &part, d, &x.scale);
     }
 }
 
@@ -62,10 +63,11 @@ pub fn codes_dot<S: Simd, const NC: usize>(
     codes: &[[u8; 64]; 4],
     table: S::B,
     x: &Block32<NC>,
+    ahead: usize,
 ) -> [S::I; NC] {
-    let mut part = x.negative32.map(|sum| s.start_wide(sum));
+    let mut part = starts_wide(s, &x.negative32);
     for (i, both) in codes.iter().enumerate() {
-        let both = s.load_b(both);
+        let both = s.load_b(both, ahead);
         let low = s.lookup(table, s.and_b(both, 15));
         let high = s.lookup(table, s.and_b(s.shr_b(both, 4), 15));
         dots_wide(s, &mut part, low, &x.q[2 * i]);

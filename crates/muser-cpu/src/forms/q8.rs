@@ -7,7 +7,7 @@
 //! ```
 
 use super::unpack::{half_of, interleave8, small_codes};
-use super::{Form, add_floats, dots, dots_wide};
+use super::{Form, add_ints, dots, dots_wide, starts_wide};
 use crate::activations::{Block32, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -54,14 +54,21 @@ impl Form for Q8 {
     }
 
     #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(s: S, w: &Block, _: S::B, x: &Block32<NC>, acc: &mut [S::F; NC]) {
-        let mut part = x.negative32.map(|sum| s.start_wide(sum));
+    fn multiply<S: Simd, const NC: usize>(
+        s: S,
+        w: &Block,
+        ahead: usize,
+        _: S::B,
+        x: &Block32<NC>,
+        acc: &mut [S::F; NC],
+    ) {
+        let mut part = starts_wide(s, &x.negative32);
         for i in 0..8 {
-            let q = s.load_b(&w.codes[i]);
+            let q = s.load_b(&w.codes[i], ahead);
             dots_wide(s, &mut part, q, &x.q[i]);
         }
         let d = s.half(&w.d);
-        add_floats(s, acc, &part, d, &x.scale);
+        add_ints(s, acc, &part, d, &x.scale);
     }
 }
 
@@ -80,10 +87,17 @@ impl Form for Q8M {
     }
 
     #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(s: S, w: &BlockM, _: S::B, x: &Block32<NC>, acc: &mut [S::F; NC]) {
+    fn multiply<S: Simd, const NC: usize>(
+        s: S,
+        w: &BlockM,
+        ahead: usize,
+        _: S::B,
+        x: &Block32<NC>,
+        acc: &mut [S::F; NC],
+    ) {
         let mut part = [s.splat_i(0); NC];
         for i in 0..8 {
-            let q = s.load_b(&w.codes[i]);
+            let q = s.load_b(&w.codes[i], ahead);
             dots(s, &mut part, q, &x.q[i]);
         }
         let (d, m) = (s.half(&w.d), s.half(&w.m));

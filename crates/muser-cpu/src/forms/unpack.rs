@@ -40,37 +40,30 @@ pub fn nibbles_16(packed: &[u8]) -> [u8; 32] {
     std::array::from_fn(|j| packed[j / 16 * 8 + j % 8] >> (j / 8 % 2 * 4) & 15)
 }
 
-/// 256 codes of four bits of row `r`.
-pub fn interleave4(to: &mut [[[u8; 64]; 4]; 8], r: usize, q: &[u8; 256]) {
-    for (to, q) in to.iter_mut().zip(q.as_chunks::<32>().0) {
-        interleave4_group(to, r, q);
-    }
-}
-
-/// 32 codes of four bits of row `r`.
-pub fn interleave4_group(to: &mut [[u8; 64]; 4], r: usize, q: &[u8; 32]) {
+/// The first 32 codes of four bits, as row `r`.
+pub fn interleave4(to: &mut [[u8; 64]; 4], r: usize, q: &[u8]) {
     for (to, q) in to.iter_mut().zip(q.as_chunks::<8>().0) {
         let [low, high] = [[q[0], q[1], q[2], q[3]], [q[4], q[5], q[6], q[7]]].map(u32::from_le_bytes);
         to.as_chunks_mut::<4>().0[r] = (low | high << 4).to_le_bytes();
     }
 }
 
-/// 256 codes of two bits of row `r`.
-pub fn interleave2(to: &mut [[[u8; 64]; 2]; 8], r: usize, q: impl Fn(usize) -> u8) {
-    for (i, to) in to.as_flattened_mut().iter_mut().enumerate() {
-        for j in 0..4 {
-            to[4 * r + j] = (0..4).fold(0, |byte, t| byte | q(16 * i + 4 * t + j) << (2 * t));
-        }
+/// 32 codes of two bits, as row `r`.
+pub fn interleave2(to: &mut [[u8; 64]; 2], r: usize, q: impl Fn(usize) -> u8) {
+    let q: [u8; 32] = std::array::from_fn(q);
+    for (to, q) in to.iter_mut().zip(q.as_chunks::<16>().0) {
+        let words = q.as_chunks::<4>().0.iter().map(|q| u32::from_le_bytes(*q));
+        let packed = words.enumerate().fold(0, |all, (t, word)| all | word << (2 * t));
+        to.as_chunks_mut::<4>().0[r] = packed.to_le_bytes();
     }
 }
 
-/// 256 single bits of row `r`.
-pub fn interleave1(to: &mut [[u8; 64]; 8], r: usize, q: impl Fn(usize) -> u8) {
-    for (g, to) in to.iter_mut().enumerate() {
-        for j in 0..4 {
-            to[4 * r + j] = (0..8).fold(0, |byte, b| byte | q(32 * g + 4 * b + j) << b);
-        }
-    }
+/// 32 single bits, as row `r`.
+pub fn interleave1(to: &mut [u8; 64], r: usize, q: impl Fn(usize) -> u8) {
+    let q: [u8; 32] = std::array::from_fn(q);
+    let words = q.as_chunks::<4>().0.iter().map(|q| u32::from_le_bytes(*q));
+    let packed = words.enumerate().fold(0, |all, (b, word)| all | word << b);
+    to.as_chunks_mut::<4>().0[r] = packed.to_le_bytes();
 }
 
 /// 32 bytes of row `r`.

@@ -6,7 +6,7 @@
 
 use crate::activations::{Prepared, Tile};
 use crate::arena::Arena;
-use crate::forms::{Form, FormKind, with_form};
+use crate::forms::{Form, FormKind, NEAR, with_form};
 use crate::isa::Isa;
 use crate::math::SiluMul;
 use crate::plain::view;
@@ -15,13 +15,16 @@ use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 use crate::weights::Matrix;
 use muser_core::{Model, ModelError};
+use std::ops::Range;
 use std::sync::Mutex;
 
 /// Most columns of a tile.
-const MOST: usize = 12;
-/// Panels of one unit take about this much of the second-level cache.
-const CACHE: usize = 256 << 10;
-/// A unit of decode: enough bytes that claiming it costs nothing.
+const COLUMNS: usize = 12;
+/// Most panels that take turns on a tile's columns.
+const PANELS: usize = 4;
+/// Panels of one unit take about this much of the second-level cache in prefill.
+const CACHE: usize = 512 << 10;
+/// Bytes of a unit of decode: enough that claiming it costs nothing.
 const UNIT: usize = 128 << 10;
 
 /// What a multiplication needs besides its operands.
@@ -37,11 +40,13 @@ pub struct Context<'a> {
     pub model: &'a Model,
 }
 
-/// Results of a tile: 16 rows of each column.
-type Out = [[f32; LANES]; MOST];
+/// Results of a tile: 16 rows of each column, for each panel.
+pub type Out = [[[f32; LANES]; COLUMNS]; PANELS];
 
+/// Panels times a tile of columns. Panels take turns block by block: the columns' block stays in the first-level cache
+/// for all of them, and each panel's next block has a whole turn to arrive.
 struct TileOf<'a, F: Form, const NC: usize> {
-    panel: &'a [F::Block],
+    panels: &'a [F::Block],
     table: &'a [u8; 16],
     x: &'a [F::X<NC>],
     out: &'a mut Out,
@@ -52,31 +57,57 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let table = s.table(self.table);
-        let mut acc = [s.splat_f(0.0); NC];
-        for (w, x) in self.panel.iter().zip(self.x) {
-            F::multiply::<S, NC>(s, w, table, x, &mut acc);
+        let blocks = self.x.len();
+        if NC == 1 {
+            for (panel, out) in self.panels.chunks_exact(blocks).zip(self.out) {
+                let mut acc = [s.splat_f(0.0); NC];
+                for (w, x) in panel.iter().zip(self.x) {
+                    F::multiply::<S, NC>(s, w, NEAR, table, x, &mut acc);
+                }
+                s.store_f(&mut out[0], acc[0]);
+            }
+            return;
+        }
+        let mut acc = [[s.splat_f(0.0); NC]; PANELS];
+        let panels = self.panels.len() / blocks;
+        let turn = 256usize.div_ceil(F::COLS);
+        let size = size_of::<F::Block>();
+        for (t, x) in self.x.chunks(turn).enumerate() {
+            for (p, acc) in acc.iter_mut().enumerate().take(panels) {
+                let at = p * blocks + t * turn;
+                // Where the next turn begins.
+                let next = if p + 1 < panels { at + blocks } else { (t + 1) * turn };
+                let ahead = if NC < 4 { NEAR } else { next.wrapping_sub(at).wrapping_mul(size) };
+                let mut sums = *acc;
+                for (w, x) in self.panels[at..at + x.len()].iter().zip(x) {
+                    F::multiply::<S, NC>(s, w, ahead, table, x, &mut sums);
+                }
+                *acc = sums;
+            }
         }
         for (out, acc) in self.out.iter_mut().zip(acc) {
-            s.store_f(out, acc);
+            for (out, acc) in out.iter_mut().zip(acc) {
+                s.store_f(out, acc);
+            }
         }
     }
 }
 
-/// Multiplies one panel with one tile of columns.
-pub fn panel_tile(
+/// Multiplies up to [`PANELS`] panels with one tile of columns.
+pub fn panels_tile(
     isa: Isa,
     form: FormKind,
     width: usize,
-    panel: &[u8],
+    panels: &[u8],
     table: &[u8; 16],
     x: &[i32],
     out: &mut Out,
 ) {
-    fn tile<F: Form>(isa: Isa, width: usize, panel: &[u8], table: &[u8; 16], x: &[i32], out: &mut Out) {
-        let panel = view::<F::Block, u8>(panel);
+    fn tile<F: Form>(isa: Isa, width: usize, panels: &[u8], table: &[u8; 16], x: &[i32], out: &mut Out) {
+        let panels = view::<F::Block, u8>(panels);
         macro_rules! run {
             ($nc:literal) => {
-                TileOf::<F, $nc> { panel, table, x: view(x), out }
+                TileOf::<F, $nc> { panels, table, x: view(x), out }
             };
         }
         match width {
@@ -96,28 +127,35 @@ pub fn panel_tile(
             _ => unreachable!("tiles have the widths of activations::widths"),
         }
     }
-    with_form!(form, tile, isa, width, panel, table, x, out)
+    with_form!(form, tile, isa, width, panels, table, x, out)
 }
 
-/// Rows `panel * 16 ..` of a tile's columns into `out`, whose rows are `matrix.rows` wide.
-fn store(matrix: &Matrix, panel: usize, tile: &Tile, results: &Out, out: &SharedMut<'_, f32>) {
-    let first = panel * LANES;
-    let count = LANES.min(matrix.rows - first);
-    for (c, result) in results[..tile.used].iter().enumerate() {
-        // SAFETY: each unit has its own panels, so its own elements of every row.
-        let to = unsafe { out.part((tile.first + c) * matrix.rows + first, count) };
-        if matrix.scale == 1.0 {
+/// Rows of `panels` of a tile's columns into `out`, whose rows are `rows` wide.
+fn store(rows: usize, panels: Range<usize>, tile: &Tile, results: &Out, out: &SharedMut<'_, f32>) {
+    for (panel, results) in panels.zip(results) {
+        let first = panel * LANES;
+        let count = LANES.min(rows - first);
+        for (c, result) in results[..tile.used].iter().enumerate() {
+            // SAFETY: each unit has its own panels, so its own elements of every row.
+            let to = unsafe { out.part((tile.first + c) * rows + first, count) };
             to.copy_from_slice(&result[..count]);
-        } else {
-            to.iter_mut().zip(result).for_each(|(to, v)| *to = v * matrix.scale);
         }
     }
 }
 
-/// Panels that one unit takes.
-fn panels_per_unit(matrix: &Matrix, columns: usize, factor: usize) -> usize {
+/// One matrix's panels times one tile, with the matrix's factor.
+fn multiply(ctx: Context<'_>, matrix: &Matrix, panels: &[u8], x: &Prepared, tile: &Tile, results: &mut Out) {
+    let columns = x.tile(matrix.form.scales(), tile);
+    panels_tile(ctx.isa, matrix.form, tile.width, panels, &matrix.table, columns, results);
+    if matrix.scale != 1.0 {
+        results.as_flattened_mut().as_flattened_mut().iter_mut().for_each(|v| *v *= matrix.scale);
+    }
+}
+
+/// Panels that one unit takes; `matrices` of the same shape share it.
+fn panels_per_unit(matrix: &Matrix, columns: usize, matrices: usize) -> usize {
     let bytes = if columns > 16 { CACHE } else { UNIT };
-    (bytes / (matrix.panel_bytes * factor).max(1)).clamp(1, 8)
+    (bytes / (matrix.panel_bytes * matrices).max(1)).clamp(1, PANELS)
 }
 
 /// Keeps the first error of a job.
@@ -145,32 +183,22 @@ pub fn project(ctx: Context<'_>, x: &Prepared, jobs: &mut [(&Matrix, &mut [f32])
                 unit -= here;
                 continue;
             }
-            let mut results = [[0.0; LANES]; MOST];
-            for tile in &x.tiles {
-                let columns = x.tile(matrix.form.scales(), tile);
-                for panel in unit * step..matrix.panels().min((unit + 1) * step) {
-                    let done = matrix.with_panel(ctx.arena, ctx.model, panel, |bytes| {
-                        panel_tile(
-                            ctx.isa,
-                            matrix.form,
-                            tile.width,
-                            bytes,
-                            &matrix.table,
-                            columns,
-                            &mut results,
-                        );
-                        store(matrix, panel, tile, &results, out);
-                    });
-                    keep(&error, done);
+            let panels = unit * step..matrix.panels().min((unit + 1) * step);
+            let done = matrix.with_panels(ctx.arena, ctx.model, panels.clone(), |bytes| {
+                let mut results = [[[0.0; LANES]; COLUMNS]; PANELS];
+                for tile in &x.tiles {
+                    multiply(ctx, matrix, bytes, x, tile, &mut results);
+                    store(matrix.rows, panels.clone(), tile, &results, out);
                 }
-            }
+            });
+            keep(&error, done);
             return;
         }
     });
     outcome(error)
 }
 
-/// `out = silu(gate x) * (up x)`: both panels of the same 16 rows in one unit.
+/// `out = silu(gate x) * (up x)`: both matrices' panels of the same rows in one unit.
 pub fn gate_up(
     ctx: Context<'_>,
     x: &Prepared,
@@ -183,29 +211,22 @@ pub fn gate_up(
     let out = SharedMut::new(out);
     let error = Mutex::new(None);
     ctx.pool.run(gate.panels().div_ceil(step), |unit| {
-        let mut results = [[[0.0; LANES]; MOST]; 2];
-        for tile in &x.tiles {
-            for panel in unit * step..gate.panels().min((unit + 1) * step) {
-                for (matrix, results) in [gate, up].into_iter().zip(&mut results) {
-                    let columns = x.tile(matrix.form.scales(), tile);
-                    let done = matrix.with_panel(ctx.arena, ctx.model, panel, |bytes| {
-                        panel_tile(ctx.isa, matrix.form, tile.width, bytes, &matrix.table, columns, results);
-                    });
-                    keep(&error, done);
-                    if matrix.scale != 1.0 {
-                        results.as_flattened_mut().iter_mut().for_each(|v| *v *= matrix.scale);
+        let panels = unit * step..gate.panels().min((unit + 1) * step);
+        let done = gate.with_panels(ctx.arena, ctx.model, panels.clone(), |gates| {
+            up.with_panels(ctx.arena, ctx.model, panels.clone(), |ups| {
+                let (mut g, mut u) = ([[[0.0; LANES]; COLUMNS]; PANELS], [[[0.0; LANES]; COLUMNS]; PANELS]);
+                for tile in &x.tiles {
+                    multiply(ctx, gate, gates, x, tile, &mut g);
+                    multiply(ctx, up, ups, x, tile, &mut u);
+                    for (g, u) in g.iter_mut().zip(&u).take(panels.len()) {
+                        let (gate, up) = (&mut g[..tile.used], &u[..tile.used]);
+                        dispatch(ctx.isa, SiluMul { gate: gate.as_flattened_mut(), up: up.as_flattened() });
                     }
+                    store(gate.rows, panels.clone(), tile, &g, &out);
                 }
-                let [g, u] = &mut results;
-                dispatch(ctx.isa, SiluMul { gate: g.as_flattened_mut(), up: u.as_flattened() });
-                let (first, count) = (panel * LANES, LANES.min(gate.rows - panel * LANES));
-                for (c, result) in g[..tile.used].iter().enumerate() {
-                    // SAFETY: each unit has its own panels, so its own elements of every row.
-                    let to = unsafe { out.part((tile.first + c) * gate.rows + first, count) };
-                    to.copy_from_slice(&result[..count]);
-                }
-            }
-        }
+            })
+        });
+        keep(&error, done.and_then(|inner| inner));
     });
     outcome(error)
 }
@@ -250,9 +271,12 @@ mod tests {
         for dtype in DType::ALL.iter().copied() {
             let rows = rows(dtype, cols);
             let form = FormKind::of(dtype);
-            let mut panel = vec![0i32; form.panel_bytes(cols) / 4];
+            let mut panel = vec![0i32; 2 * form.panel_bytes(cols) / 4];
             let panel = crate::plain::view_mut::<u8, i32>(&mut panel);
-            pack_panel(dtype, &std::array::from_fn(|r| rows[r].as_slice()), panel);
+            let (twice, second) = panel.split_at_mut(form.panel_bytes(cols));
+            pack_panel(dtype, &std::array::from_fn(|r| rows[r].as_slice()), twice);
+            second.copy_from_slice(twice);
+            let twice: &[u8] = panel;
             let weights: Vec<Vec<f32>> = rows
                 .iter()
                 .map(|r| {
@@ -269,10 +293,11 @@ mod tests {
                     prepared.fill(&pool, isa, &x, cols, &picks, &[form.scales()]);
                     let mut results: Vec<[f32; LANES]> = vec![];
                     for tile in &prepared.tiles {
-                        let mut out = [[0.0; LANES]; MOST];
+                        let mut out = [[[0.0; LANES]; COLUMNS]; PANELS];
                         let words = prepared.tile(form.scales(), tile);
-                        panel_tile(isa, form, tile.width, panel, &table(dtype), words, &mut out);
-                        results.extend(&out[..tile.used]);
+                        panels_tile(isa, form, tile.width, twice, &table(dtype), words, &mut out);
+                        assert_eq!(out[0], out[1], "two equal panels");
+                        results.extend(&out[0][..tile.used]);
                     }
                     for (c, result) in results.iter().enumerate() {
                         let xq = quantised(&x[c * cols..][..cols], form.scales());

@@ -25,7 +25,7 @@ unsafe fn eval<K: Kernel>(kernel: K) -> K::Out {
 macro_rules! op {
     ($e:expr) => {{
         // SAFETY: a value of `Avx2` exists only where the processor has the feature; memory operands are references to
-        // arrays of the accessed size, and the accesses need no alignment.
+        // arrays of the accessed size, and the accesses need no alignment; a prefetch may name any address.
         #[allow(unused_unsafe)]
         unsafe {
             $e
@@ -58,7 +58,8 @@ impl Simd for Avx2 {
     type B = I2;
 
     #[inline(always)]
-    fn load_b(self, from: &[u8; 64]) -> I2 {
+    fn load_b(self, from: &[u8; 64], ahead: usize) -> I2 {
+        op!(_mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast()));
         both!(|i| _mm256_loadu_si256(from.as_ptr().add(32 * i).cast()))
     }
     #[inline(always)]
@@ -135,14 +136,6 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn start_wide(self, _negative_sum: i32) -> I2 {
         [op!(_mm256_setzero_si256()); 2]
-    }
-    #[inline(always)]
-    fn pair_dot(self, acc: I2, m: &[u8; 32], x: i32) -> I2 {
-        let x = op!(_mm256_set1_epi32(x));
-        both!(|i| _mm256_add_epi32(
-            acc[i],
-            _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(m.as_ptr().add(16 * i).cast())), x)
-        ))
     }
 
     #[inline(always)]

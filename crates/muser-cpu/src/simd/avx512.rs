@@ -25,7 +25,7 @@ unsafe fn eval<K: Kernel>(kernel: K) -> K::Out {
 macro_rules! op {
     ($e:expr) => {{
         // SAFETY: a value of `Avx512` exists only where the processor has the feature; memory operands are references to
-        // arrays of the accessed size, and the accesses need no alignment.
+        // arrays of the accessed size, and the accesses need no alignment; a prefetch may name any address.
         #[allow(unused_unsafe)]
         unsafe {
             $e
@@ -39,7 +39,8 @@ impl Simd for Avx512 {
     type B = __m512i;
 
     #[inline(always)]
-    fn load_b(self, from: &[u8; 64]) -> __m512i {
+    fn load_b(self, from: &[u8; 64], ahead: usize) -> __m512i {
+        op!(_mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast()));
         op!(_mm512_loadu_si512(from.as_ptr().cast()))
     }
     #[inline(always)]
@@ -103,11 +104,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn start_wide(self, negative_sum: i32) -> __m512i {
         op!(_mm512_slli_epi32::<7>(_mm512_set1_epi32(negative_sum)))
-    }
-    #[inline(always)]
-    fn pair_dot(self, acc: __m512i, m: &[u8; 32], x: i32) -> __m512i {
-        let m = op!(_mm512_cvtepu8_epi16(_mm256_loadu_si256(m.as_ptr().cast())));
-        op!(_mm512_dpwssd_epi32(acc, m, _mm512_set1_epi32(x)))
     }
 
     #[inline(always)]

@@ -13,7 +13,7 @@ impl Simd for Scalar {
     type B = [u8; 64];
 
     #[inline(always)]
-    fn load_b(self, from: &[u8; 64]) -> [u8; 64] {
+    fn load_b(self, from: &[u8; 64], _ahead: usize) -> [u8; 64] {
         *from
     }
     #[inline(always)]
@@ -78,11 +78,6 @@ impl Simd for Scalar {
     #[inline(always)]
     fn start_wide(self, _negative_sum: i32) -> [i32; 16] {
         [0; 16]
-    }
-    #[inline(always)]
-    fn pair_dot(self, acc: [i32; 16], m: &[u8; 32], x: i32) -> [i32; 16] {
-        let (low, high) = (i32::from(x as i16), x >> 16);
-        from_fn(|i| acc[i] + i32::from(m[2 * i]) * low + i32::from(m[2 * i + 1]) * high)
     }
 
     #[inline(always)]
