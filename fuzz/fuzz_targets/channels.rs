@@ -9,9 +9,13 @@ use serde_json::{Value, json};
 use std::sync::LazyLock;
 
 static TOOLS: LazyLock<Value> = LazyLock::new(|| {
-    let tool = |name: &str, properties: Value| json!({"name": name, "parameters": {"properties": properties}});
+    let tool =
+        |name: &str, properties: Value| json!({"name": name, "parameters": {"properties": properties}});
     json!([
-        tool("f", json!({"s": {"type": "string"}, "i": {"type": "integer"}, "o": {"type": "object"}, "x": {}})),
+        tool(
+            "f",
+            json!({"s": {"type": "string"}, "i": {"type": "integer"}, "o": {"type": "object"}, "x": {}})
+        ),
         tool("n.g-h", json!({"s": {"type": ["string", "null"]}})),
     ])
 });

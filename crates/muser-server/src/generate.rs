@@ -326,7 +326,7 @@ impl Sink for Pipeline {
         };
         let text = self.detokenizer.push(tokenizer, token);
         let before = parser.reasoning();
-        let events = parser.push(&text);
+        let events = parser.push_token(&text, special);
         let (reasoning, finished) = (parser.reasoning(), parser.finished());
         let in_call = parser.in_call();
         self.reasoning += usize::from(before || reasoning);

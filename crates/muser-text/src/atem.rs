@@ -12,10 +12,12 @@
 //! structure, the last block closer of a message is the real one, and calls quoted whole within a value stay in it.
 //! Every tag is found once and looked at a few times, so the work is linear in the text.
 
+mod tags;
+
 use crate::channels::{CALLS, Event, MESSAGE};
 use crate::types::{Tools, json_of};
 use serde_json::Value;
-use std::collections::VecDeque;
+use tags::Tags;
 
 /// The tags, as far as they are fixed. In the order of [`Tag`].
 pub(crate) const TAGS: [&str; 6] = [
@@ -81,14 +83,10 @@ pub(crate) struct CallParser {
     tools: Tools,
     index: usize,
     place: Place,
-    /// Text that came, how much of it is dealt with, and how far tags were looked for.
+    /// Text that came, how much of it is dealt with, and the tags of what is not.
     held: String,
     at: usize,
-    scanned: usize,
-    /// Tags between `at` and `scanned`, with where they stand.
-    tags: VecDeque<(usize, Tag)>,
-    /// How many of `tags` are Invoke, InvokeEnd and CallsEnd.
-    waiting: [usize; 3],
+    tags: Tags,
     /// The open call's tool and the keys it has.
     name: String,
     keys: Vec<String>,
@@ -110,9 +108,7 @@ impl CallParser {
             place: Place::Outside,
             held: String::new(),
             at: 0,
-            scanned: 0,
-            tags: VecDeque::new(),
-            waiting: [0; 3],
+            tags: Tags::default(),
             name: String::new(),
             keys: vec![],
             called: false,
@@ -134,8 +130,7 @@ impl CallParser {
 
     /// Whether a parameter's value is not closed.
     pub(crate) fn in_value(&self) -> bool {
-        matches!(self.place, Place::Value { .. })
-            && self.tags.iter().all(|(_, tag)| *tag != Tag::ParameterEnd)
+        matches!(self.place, Place::Value { .. }) && !self.tags.any(Tag::ParameterEnd)
     }
 
     /// `<|message|>` came: it may stand for the end of a name, and is dropped elsewhere.
@@ -147,21 +142,20 @@ impl CallParser {
 
     /// Where the tag stands whose name is not complete yet.
     fn open_name(&self) -> Option<usize> {
-        let (at, tag) = self.tags.front()?;
+        let (at, tag) = self.tags.first()?;
         let waits =
             matches!((&self.place, tag), (Place::Outside, Tag::Invoke) | (Place::Inside, Tag::Parameter));
-        waits.then_some(*at)
+        waits.then_some(at)
     }
 
     pub(crate) fn push(&mut self, text: &str, events: &mut Vec<Event>) {
         self.held.push_str(text);
-        self.scan();
+        self.tags.scan(&self.held);
         while self.advance(events) {}
         let done = std::mem::take(&mut self.at);
         if done > 0 {
             self.held.drain(..done);
-            self.scanned -= done;
-            self.tags.iter_mut().for_each(|(at, _)| *at -= done);
+            self.tags.shift(done);
         }
     }
 
@@ -169,16 +163,15 @@ impl CallParser {
     pub(crate) fn end(&mut self, ended: bool, events: &mut Vec<Event>) -> String {
         // A tag that was cut is no text; in a value one character is too short to tell.
         let text = ended || matches!(self.place, Place::Value { .. });
-        if self.held.len() - self.scanned > usize::from(text) {
-            self.held.truncate(self.scanned);
+        if self.held.len() - self.tags.scanned() > usize::from(text) {
+            self.held.truncate(self.tags.scanned());
         }
         if let Some(at) = self.open_name().filter(|_| !ended) {
             self.held.truncate(at);
-            self.tags.clear();
-            self.waiting = [0; 3];
+            self.tags = Tags::default();
         }
         self.ended = true;
-        self.scanned = self.held.len();
+        self.tags.close(self.held.len());
         while self.advance(events) {}
         let rest = self.held.split_off(self.at);
         match std::mem::replace(&mut self.place, Place::Outside) {
@@ -210,41 +203,11 @@ impl CallParser {
         true
     }
 
-    /// Finds the tags of what came.
-    fn scan(&mut self) {
-        while let Some(open) = self.held[self.scanned..].find('<') {
-            let at = self.scanned + open;
-            let rest = &self.held[at..];
-            if let Some(tag) = Tag::ALL.into_iter().find(|tag| rest.starts_with(tag.text())) {
-                self.tags.push_back((at, tag));
-                self.count(tag, 1);
-                self.scanned = at + tag.text().len();
-            } else if TAGS.iter().any(|tag| tag.starts_with(rest)) {
-                self.scanned = at;
-                return;
-            } else {
-                self.scanned = at + 1;
-            }
-        }
-        self.scanned = self.held.len();
-    }
-
-    fn count(&mut self, tag: Tag, by: isize) {
-        let slot = match tag {
-            Tag::Invoke => 0,
-            Tag::InvokeEnd => 1,
-            Tag::CallsEnd => 2,
-            _ => return,
-        };
-        self.waiting[slot] = self.waiting[slot].saturating_add_signed(by);
-    }
-
     /// Drops what stands before `to`.
     fn skip_to(&mut self, to: usize) {
         self.at = to;
-        while let Some((_, tag)) = self.tags.front().copied().filter(|(at, _)| *at < to) {
-            self.tags.pop_front();
-            self.count(tag, -1);
+        while self.tags.first().is_some_and(|(at, _)| at < to) {
+            self.tags.pop();
         }
     }
 
@@ -257,8 +220,8 @@ impl CallParser {
     }
 
     fn outside(&mut self, events: &mut Vec<Event>) -> bool {
-        let Some((at, tag)) = self.tags.front().copied() else {
-            self.sound &= self.held[self.at..self.scanned].trim().is_empty();
+        let Some((at, tag)) = self.tags.first() else {
+            self.sound &= self.held[self.at..self.tags.scanned()].trim().is_empty();
             return false;
         };
         if tag == Tag::Invoke {
@@ -338,7 +301,7 @@ impl CallParser {
 
     fn inside(&mut self, events: &mut Vec<Event>) -> bool {
         self.place = Place::Inside;
-        let Some((at, tag)) = self.tags.front().copied() else { return false };
+        let Some((at, tag)) = self.tags.first() else { return false };
         let text = self.held[self.at..at].trim();
         match tag {
             Tag::InvokeEnd => {
@@ -389,8 +352,8 @@ impl CallParser {
         events: &mut Vec<Event>,
     ) -> bool {
         // Up to the next tag that may close it everything is value.
-        let (mut safe, mut closed) = (self.scanned, None);
-        while let Some((at, tag)) = self.tags.front().copied() {
+        let (mut safe, mut closed) = (self.tags.scanned(), None);
+        while let Some((at, tag)) = self.tags.first() {
             let close = if tag == Tag::ParameterEnd { self.closes(quoted) } else { Close::No };
             if close != Close::No {
                 safe = at;
@@ -402,8 +365,7 @@ impl CallParser {
                 Tag::InvokeEnd => quoted = quoted.saturating_sub(1),
                 _ => {}
             }
-            self.tags.pop_front();
-            self.count(tag, -1);
+            self.tags.pop();
         }
         if let Some(end) = closed {
             let text = self.held[self.at..safe].to_string();
@@ -426,11 +388,11 @@ impl CallParser {
         let Some((at, tag)) = self.tags.get(number) else { return After::End };
         let from = at + tag.text().len();
         let next = self.tags.get(number + 1);
-        let until = next.map_or(self.scanned, |(at, _)| *at);
+        let until = next.map_or(self.tags.scanned(), |(at, _)| at);
         if until - from > MAX_BLANK || !self.held[from..until].trim_start().is_empty() {
             return After::Text;
         }
-        next.map_or(After::End, |(_, tag)| After::Tag(*tag))
+        next.map_or(After::End, |(_, tag)| After::Tag(tag))
     }
 
     /// Whether the `</atem:parameter>` that stands first ends the value.
@@ -457,7 +419,7 @@ impl CallParser {
 
     /// A closer within invokes that opened in this value belongs to them if each of them is closed, and the call's own too.
     fn unless_quoted(&self, quoted: usize) -> Close {
-        let [opens, ends, _] = self.waiting;
+        let (opens, ends, _) = self.tags.left();
         match (quoted, self.ended) {
             (0, _) => Close::Yes,
             (_, false) => Close::Unknown,
@@ -470,7 +432,7 @@ impl CallParser {
     fn block_closes(&self, number: usize) -> Close {
         match self.after(number) {
             After::Tag(Tag::Calls) => Close::Yes,
-            _ if self.waiting[2] > 1 => Close::No,
+            _ if self.tags.left().2 > 1 => Close::No,
             _ => self.at_end(),
         }
     }

@@ -59,6 +59,9 @@ pub(crate) const CONTROL: [&str; 12] = [
 /// Opens a block of calls.
 pub(crate) const CALLS: &str = "<atem:function_calls>";
 
+/// Stands for the `|` of ordinary tokens while the parser works: every control token has one. No text holds this noncharacter.
+const BAR: &str = "\u{fdd0}";
+
 /// Where the parser stands.
 enum State {
     /// Between `<|start|>assistant` and `<|message|>`.
@@ -141,13 +144,20 @@ impl ChannelParser {
         matches!(self.state, State::Tool(_) | State::Doubtful(_))
     }
 
-    /// Takes more text.
+    /// Takes more text, in which the text of a control token is that token.
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         let mut events = vec![];
         self.held.push_str(text);
         while self.advance(&mut events) {}
         self.held.drain(..std::mem::take(&mut self.at));
+        events.iter_mut().for_each(restore);
         events
+    }
+
+    /// Takes the text of one token. Only a special token's is markup: what ordinary tokens spell, such as a file about chat
+    /// templates, stays text.
+    pub fn push_token(&mut self, text: &str, special: bool) -> Vec<Event> {
+        if special || !text.contains('|') { self.push(text) } else { self.push(&text.replace('|', BAR)) }
     }
 
     /// Ends the stream, whatever the state: open calls are completed to valid JSON.
@@ -164,6 +174,7 @@ impl ChannelParser {
         }
         self.end_message(false, &mut events);
         self.state = State::Done;
+        events.iter_mut().for_each(restore);
         events
     }
 
@@ -364,6 +375,19 @@ impl ChannelParser {
         let gap = if std::mem::take(&mut self.gap) && self.shown_content { "\n" } else { "" };
         self.shown_content = true;
         push_text(events, Event::Content(format!("{gap}{text}")));
+    }
+}
+
+fn restore(event: &mut Event) {
+    let (Event::Reasoning(text)
+    | Event::Content(text)
+    | Event::ToolStart { name: text, .. }
+    | Event::ToolArguments { delta: text, .. }) = event
+    else {
+        return;
+    };
+    if text.contains(BAR) {
+        *text = text.replace(BAR, "|");
     }
 }
 

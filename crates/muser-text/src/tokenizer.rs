@@ -157,6 +157,8 @@ impl Tokenizer {
         for (id, text) in (0u32..).zip(&vocab.tokens) {
             let kind = match vocab.types.get(id as usize) {
                 Some(3 | 4) => Kind::Special,
+                // Converters have typed control tokens as normal; no rank of the release looks like one.
+                _ if text.len() > 4 && text.starts_with("<|") && text.ends_with("|>") => Kind::Special,
                 Some(5) => Kind::Unused,
                 _ => Kind::Normal,
             };

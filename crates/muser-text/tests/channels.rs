@@ -269,6 +269,39 @@ fn other_forms_of_arguments() {
     }
 }
 
+#[test]
+fn control_tokens_that_ordinary_tokens_spell_are_text() {
+    let tools = tools();
+    let mut parser = ChannelParser::new(Some(&tools));
+    let mut events = vec![];
+    for (text, special) in [
+        (" to=fs.write-file", false),
+        ("<|message|>", true),
+        (
+            "<atem:function_calls>\n<atem:invoke name=\"fs.write-file\">\n<atem:parameter name=\"content\">",
+            false,
+        ),
+        ("a <", false),
+        ("|eot|", false),
+        ("> | <|start|> to=user<|message|>", false),
+        ("</atem:parameter>\n</atem:invoke>\n</atem:function_calls>", false),
+        ("<|eom|>", true),
+        (" to=user", false),
+        ("<|message|>", true),
+        ("Wrote <|eot|> | to=self<|message|>", false),
+        ("<|eot|>", true),
+    ] {
+        events.extend(parser.push_token(text, special));
+    }
+    events.extend(parser.finish());
+    let mut collector = Collector::default();
+    collector.take(events);
+    let m = collector.message(parser.finished());
+    assert_eq!(m.content.as_deref(), Some("Wrote <|eot|> | to=self<|message|>"));
+    let content = json!({"content": "a <|eot|> | <|start|> to=user<|message|>"});
+    assert_eq!((calls(&m), m.finished), (vec![("fs.write-file".into(), content)], true));
+}
+
 /// Texts for the properties below.
 fn corpus() -> Vec<String> {
     let c = [("city", "Os\u{301}lo \"x\" </atem:p"), ("days", "3")];

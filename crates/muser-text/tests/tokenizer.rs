@@ -170,6 +170,10 @@ fn only_special_tokens_are_found_in_text() {
     );
     assert_eq!(tokenizer.decode(&[256, 999, 97]), b"<|eot|>a");
     assert_eq!((tokenizer.special("<tool>"), tokenizer.special("a")), (Some(257), None));
+    // A control token of the wrong type.
+    let tokenizer = Tokenizer::new(small(&[("<|start|>", 1)])).unwrap();
+    assert_eq!(tokenizer.encode("<|start|>a", Specials::Parse), [256, 97]);
+    let tokenizer = Tokenizer::new(small(&more)).unwrap();
     assert!(tokenizer.is_special(258) && !tokenizer.is_special(97) && !tokenizer.is_special(999));
 }
 
