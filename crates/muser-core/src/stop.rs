@@ -1,4 +1,4 @@
-//! Where generation ends: stop tokens, and stop strings in the streamed text.
+//! Stop strings in streamed text.
 //!
 //! A stream ends at the first byte at which any stop string is complete; of several that end there, the longest counts.
 //! This rule looks at no byte beyond the end, so it gives the same answer however the text is cut into pieces. Text that
@@ -18,81 +18,69 @@ pub const MAX_BYTES: usize = 1024;
 #[allow(missing_docs)]
 pub enum StopError {
     /// Too many of them.
-    #[error("{count} stop strings were given; allowed: 0 to {MAX_STRINGS}")]
+    #[error("{count} stop strings were given; at most {MAX_STRINGS} are allowed")]
     TooMany { count: usize },
-    /// One that would end every answer at once, or is too long.
-    #[error("stop string {index} has {bytes} bytes; allowed: 1 to {MAX_BYTES}")]
-    Length { index: usize, bytes: usize },
+    /// One that is too long.
+    #[error("stop string {index} has {bytes} bytes; at most {MAX_BYTES} are allowed")]
+    TooLong { index: usize, bytes: usize },
 }
 
-/// The stop rules of one stream, with what is held back of its text.
-#[derive(Clone, Debug)]
-pub struct Stops {
-    tokens: Vec<u32>,
+/// Watches one stream for stop strings.
+#[derive(Clone, Debug, Default)]
+pub struct StopStrings {
     needles: Vec<Needle>,
     held: String,
-    stopped: bool,
+    hit: Option<usize>,
 }
 
-/// What one piece of text brought.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Passed {
-    /// Text that may be given out now: whole characters.
-    pub text: String,
-    /// Index of the stop string that ended the stream. What follows it in the piece is dropped.
-    pub stop: Option<usize>,
-}
-
-impl Stops {
-    /// Rules from stop tokens and stop strings.
-    pub fn new(tokens: Vec<u32>, strings: &[impl AsRef<str>]) -> Result<Self, StopError> {
+impl StopStrings {
+    /// Empty strings are ignored.
+    pub fn new(strings: &[String]) -> Result<Self, StopError> {
         if strings.len() > MAX_STRINGS {
             return Err(StopError::TooMany { count: strings.len() });
         }
-        let needle = |(index, string): (usize, &str)| match string.len() {
-            1..=MAX_BYTES => Ok(Needle::new(string)),
-            bytes => Err(StopError::Length { index, bytes }),
-        };
-        let needles = strings.iter().map(AsRef::as_ref).enumerate().map(needle).collect::<Result<_, _>>()?;
-        Ok(Stops { tokens, needles, held: String::new(), stopped: false })
+        if let Some(index) = strings.iter().position(|s| s.len() > MAX_BYTES) {
+            return Err(StopError::TooLong { index, bytes: strings[index].len() });
+        }
+        let needles = strings.iter().filter(|s| !s.is_empty()).map(|s| Needle::new(s)).collect();
+        Ok(StopStrings { needles, held: String::new(), hit: None })
     }
 
-    /// Whether this token ends the stream; its text is not part of the answer.
-    pub fn is_stop_token(&self, token: u32) -> bool {
-        self.tokens.contains(&token)
+    /// The stop string that ended the stream.
+    pub fn hit(&self) -> Option<&str> {
+        self.hit.map(|index| self.needles[index].string.as_str())
     }
 
-    /// Takes the next piece of text. After a stop nothing passes any more.
-    pub fn push(&mut self, piece: &str) -> Passed {
-        if self.stopped {
-            return Passed::default();
+    /// Takes the next piece of text and gives what may be given out: whole characters, none of a stop string. Nothing
+    /// passes after a hit.
+    pub fn push(&mut self, piece: &str) -> String {
+        if self.hit.is_some() {
+            return String::new();
         }
         let start = self.held.len();
         self.held.push_str(piece);
         for (i, byte) in piece.bytes().enumerate() {
-            let mut longest: Option<(usize, usize)> = None;
+            let mut longest = 0;
             for (index, needle) in self.needles.iter_mut().enumerate() {
-                let length = needle.string.len();
-                if needle.step(byte) && longest.is_none_or(|(_, best)| length > best) {
-                    longest = Some((index, length));
+                if needle.step(byte) && needle.string.len() > longest {
+                    longest = needle.string.len();
+                    self.hit = Some(index);
                 }
             }
-            if let Some((index, length)) = longest {
-                self.stopped = true;
-                let mut text = std::mem::take(&mut self.held);
-                text.truncate(start + i + 1 - length);
-                return Passed { text, stop: Some(index) };
+            if self.hit.is_some() {
+                self.held.truncate(start + i + 1 - longest);
+                return std::mem::take(&mut self.held);
             }
         }
-        // A partial match begins with a whole string's first byte, so at the beginning of a character.
+        // A partial match begins with a string's first byte, so at the beginning of a character.
         let partial = self.needles.iter().map(|needle| needle.matched).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - partial);
-        Passed { text: std::mem::replace(&mut self.held, rest), stop: None }
+        std::mem::replace(&mut self.held, rest)
     }
 
-    /// What was held back, at the end of a stream that no stop string ended.
-    pub fn finish(&mut self) -> String {
-        self.stopped = true;
+    /// What was held back, where the text ends or is interrupted: no stop string reaches across this point.
+    pub fn release(&mut self) -> String {
+        self.needles.iter_mut().for_each(|needle| needle.matched = 0);
         std::mem::take(&mut self.held)
     }
 }
@@ -100,7 +88,7 @@ impl Stops {
 /// One stop string and how much of it the text ends with.
 #[derive(Clone, Debug)]
 struct Needle {
-    string: Vec<u8>,
+    string: String,
     /// `borders[n]`: length of the longest proper prefix of the first n bytes that is also their suffix.
     borders: Vec<usize>,
     matched: usize,
@@ -108,10 +96,10 @@ struct Needle {
 
 impl Needle {
     fn new(string: &str) -> Self {
-        let mut needle = Needle { string: string.as_bytes().to_vec(), borders: vec![0, 0], matched: 0 };
+        let mut needle = Needle { string: string.to_string(), borders: vec![0, 0], matched: 0 };
         // The borders are what the automaton has matched after reading the string from its second byte on.
         for i in 1..needle.string.len() {
-            needle.step(needle.string[i]);
+            needle.step(needle.string.as_bytes()[i]);
             needle.borders.push(needle.matched);
         }
         needle.matched = 0;
@@ -120,14 +108,13 @@ impl Needle {
 
     /// Reads a byte; true when the text now ends with the string.
     fn step(&mut self, byte: u8) -> bool {
-        if self.matched == self.string.len() {
+        let string = self.string.as_bytes();
+        // A whole match or a mismatch goes on with the longest beginning that still fits.
+        while self.matched == string.len() || (self.matched > 0 && string[self.matched] != byte) {
             self.matched = self.borders[self.matched];
         }
-        while self.matched > 0 && self.string[self.matched] != byte {
-            self.matched = self.borders[self.matched];
-        }
-        self.matched += usize::from(self.string[self.matched] == byte);
-        self.matched == self.string.len()
+        self.matched += usize::from(string[self.matched] == byte);
+        self.matched == string.len()
     }
 }
 
@@ -155,54 +142,61 @@ mod tests {
             strings in proptest::collection::vec("[abé日]{1,5}", 0..4),
             cuts in proptest::collection::vec(0usize..41, 0..12),
         ) {
-            let mut stops = Stops::new(vec![], &strings).unwrap();
+            let mut stop = StopStrings::new(&strings).unwrap();
             let chars: Vec<char> = text.chars().collect();
-            let mut bounds: Vec<usize> = cuts.into_iter().filter(|cut| *cut < chars.len()).chain([0, chars.len()]).collect();
+            let mut bounds: Vec<usize> =
+                cuts.into_iter().filter(|cut| *cut < chars.len()).chain([0, chars.len()]).collect();
             bounds.sort_unstable();
-            let (want, want_stop) = naive(&text, &strings);
-            let (mut got, mut stop) = (String::new(), None);
+            let (want, hit) = naive(&text, &strings);
+            let longest = strings.iter().map(String::len).max().unwrap_or(0);
+            let mut got = String::new();
             for piece in bounds.windows(2) {
-                let passed = stops.push(&chars[piece[0]..piece[1]].iter().collect::<String>());
-                got.push_str(&passed.text);
-                // Never a byte that would have to be taken back; and no more is held than may be needed.
+                got.push_str(&stop.push(&chars[piece[0]..piece[1]].iter().collect::<String>()));
+                // Never a byte that would have to be taken back, and no more is held than may be needed.
                 prop_assert!(want.starts_with(&got));
-                let longest = strings.iter().map(String::len).max().unwrap_or(0);
-                prop_assert!(stops.held.len() < longest.max(1));
-                stop = stop.or(passed.stop);
+                prop_assert!(stop.held.len() < longest.max(1));
             }
-            got.push_str(&stops.finish());
-            prop_assert_eq!((got, stop), (want, want_stop));
-            prop_assert_eq!(stops.push("more"), Passed::default());
+            got.push_str(&stop.release());
+            prop_assert_eq!((got, stop.hit()), (want, hit.map(|index| strings[index].as_str())));
         }
+    }
+
+    fn strings(strings: &[&str]) -> Vec<String> {
+        strings.iter().map(|s| s.to_string()).collect()
     }
 
     #[test]
     fn holds_back_only_what_may_become_a_stop() {
-        let mut stops = Stops::new(vec![7], &["</s>", "STOP"]).unwrap();
-        assert!(stops.is_stop_token(7) && !stops.is_stop_token(8));
-        let mut push = |piece: &str| stops.push(piece);
-        let passes = |text: &str| Passed { text: text.into(), stop: None };
-        assert_eq!(push("a <"), passes("a "));
-        assert_eq!(push("b> S"), passes("<b> "));
-        assert_eq!(push("TO"), passes(""));
-        assert_eq!(push("STO"), passes("STO"));
-        assert_eq!(push("P and more"), Passed { text: String::new(), stop: Some(1) });
-        assert_eq!((push("x"), stops.finish()), (Passed::default(), String::new()));
+        let mut stop = StopStrings::new(&strings(&["</s>", "", "STOP"])).unwrap();
+        assert_eq!(["a <", "b> S", "TO", "STO"].map(|piece| stop.push(piece)), ["a ", "<b> ", "", "STO"]);
+        assert_eq!(stop.hit(), None);
+        assert_eq!(["P and more", "x"].map(|piece| stop.push(piece)), ["", ""]);
+        assert_eq!((stop.release(), stop.hit()), (String::new(), Some("STOP")));
+    }
+
+    #[test]
+    fn nothing_matches_across_a_release() {
+        let mut stop = StopStrings::new(&strings(&["STOP"])).unwrap();
+        assert_eq!(
+            (stop.push("ST"), stop.release(), stop.push("OP ST")),
+            ("".into(), "ST".into(), "OP ".into())
+        );
+        assert_eq!((stop.push("OP"), stop.hit()), (String::new(), Some("STOP")));
     }
 
     #[test]
     fn hostile_text_takes_linear_time() {
         let strings: Vec<String> = (1..=MAX_STRINGS).map(|i| "a".repeat(MAX_BYTES - i) + "b").collect();
-        let mut stops = Stops::new(vec![], &strings).unwrap();
-        let passed: usize = (0..200).map(|_| stops.push(&"a".repeat(1000)).text.len()).sum();
-        assert_eq!(passed + stops.finish().len(), 200_000);
+        let mut stop = StopStrings::new(&strings).unwrap();
+        let passed: usize = (0..200).map(|_| stop.push(&"a".repeat(1000)).len()).sum();
+        assert_eq!(passed + stop.release().len(), 200_000);
     }
 
     #[test]
-    fn useless_strings_are_refused() {
-        let refused = |strings: &[&str]| Stops::new(vec![], strings).unwrap_err().to_string();
-        assert_eq!(refused(&["a", ""]), "stop string 1 has 0 bytes; allowed: 1 to 1024");
-        assert_eq!(refused(&[&"a".repeat(1025)]), "stop string 0 has 1025 bytes; allowed: 1 to 1024");
-        assert_eq!(refused(&["a"; 33]), "33 stop strings were given; allowed: 0 to 32");
+    fn too_much_is_refused() {
+        let refused = |strings: &[String]| StopStrings::new(strings).unwrap_err().to_string();
+        let long = strings(&["a", &"a".repeat(1025)]);
+        assert_eq!(refused(&long), "stop string 1 has 1025 bytes; at most 1024 are allowed");
+        assert_eq!(refused(&strings(&["a"; 33])), "33 stop strings were given; at most 32 are allowed");
     }
 }

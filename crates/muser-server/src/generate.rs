@@ -5,10 +5,10 @@ use crate::error::{ApiError, Kind};
 use crate::metrics::Metrics;
 use crate::request::{Input, Request};
 use crate::slots::{End, Refusal, Report, Sink, Slots, Work};
-use crate::stop::StopFilter;
 use crate::text::TextModel;
 use muser_core::sample::{Logprobs, Sampled};
 use muser_core::session::{Constraint, Flow};
+use muser_core::stop::StopStrings;
 use muser_text::channels::Collector;
 use muser_text::{ChannelParser, Detokenizer, Event};
 use serde_json::Value;
@@ -158,6 +158,7 @@ impl Generator {
         }
         // Options are checked here, where the request can still be refused.
         muser_core::sample::Sampler::new(sampling.clone(), vocab)?;
+        let stop = StopStrings::new(&request.stop).map_err(|e| ApiError::field("stop", e.to_string()))?;
         let raw = match (&rendered, &request.answer) {
             (None, answer) if *answer != Answer::Free => Some(answer.compile(&self.text.grammars)?),
             _ => None,
@@ -189,7 +190,7 @@ impl Generator {
                 text: self.text.clone(),
                 detokenizer: self.text.tokenizer.decoder(),
                 parser,
-                stop: StopFilter::new(&request.stop),
+                stop: stop.clone(),
                 sender: sender.clone(),
                 choice,
                 budget,
@@ -246,7 +247,7 @@ struct Pipeline {
     detokenizer: Detokenizer,
     /// None for raw completions.
     parser: Option<ChannelParser>,
-    stop: StopFilter,
+    stop: StopStrings,
     sender: UnboundedSender<(usize, Output)>,
     choice: usize,
     /// Tokens of reasoning that are left.
@@ -271,12 +272,12 @@ impl Pipeline {
         for event in events {
             let event = match event {
                 Event::Content(text) => {
-                    let (text, hit) = self.stop.push(&text);
+                    let text = self.stop.push(&text);
                     if !text.is_empty() {
                         self.send(Output::Event(Event::Content(text)));
                     }
-                    if let Some(hit) = hit {
-                        self.finish = Some(Finish::StopText(hit));
+                    if let Some(hit) = self.stop.hit() {
+                        self.finish = Some(Finish::StopText(hit.to_string()));
                         return false;
                     }
                     continue;

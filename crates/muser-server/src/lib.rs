@@ -10,7 +10,6 @@ pub mod request;
 pub mod routes;
 pub mod serve;
 pub mod slots;
-mod stop;
 mod stream;
 pub mod text;
 

@@ -126,10 +126,6 @@ impl Request {
     pub fn read_common(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         read_sampling(&mut self.sampling, fields)?;
         self.stop = fields.strings("stop")?;
-        self.stop.retain(|s| !s.is_empty());
-        if self.stop.len() > 16 {
-            return Err(ApiError::field("stop", "stop may list at most 16 texts"));
-        }
         self.ignore_end = fields.flag("ignore_eos")?.unwrap_or(false);
         self.reuse = fields.flag("cache_prompt")?.unwrap_or(true);
         if let Some(seconds) = fields.number("timeout")? {

@@ -1,6 +1,6 @@
 //! One turn of the assistant as it streams: channels, stop strings, the finished message.
 
-use crate::generate::StopStrings;
+use muser_core::stop::StopStrings;
 use muser_text::channels::{ChannelParser, Collector, Event, Message};
 use serde_json::{Value as Json, json};
 
@@ -13,27 +13,27 @@ pub struct Turn {
 
 impl Turn {
     /// A turn whose prompt ends with `<|start|>assistant`, or behind a header to `recipient`.
-    pub fn new(tools: Option<&Json>, recipient: Option<&str>, stop: &[String]) -> Self {
+    pub fn new(tools: Option<&Json>, recipient: Option<&str>, stop: StopStrings) -> Self {
         let parser = match recipient {
             None => ChannelParser::new(tools),
             Some(recipient) => ChannelParser::committed(tools, recipient),
         };
-        Turn { parser, collector: Collector::default(), stop: StopStrings::new(stop) }
+        Turn { parser, collector: Collector::default(), stop }
     }
 
     /// Takes text; events go to `show`. False once a stop string was found in the answer.
     pub fn push(&mut self, text: &str, show: &mut dyn FnMut(&Event)) -> bool {
         let events = self.parser.push(text);
         self.pass_on(events, show);
-        !self.stop.hit()
+        self.stop.hit().is_none()
     }
 
     /// Ends the turn.
     pub fn finish(mut self, show: &mut dyn FnMut(&Event)) -> Message {
-        if !self.stop.hit() {
+        if self.stop.hit().is_none() {
             let events = self.parser.finish();
             self.pass_on(events, show);
-            let held = self.stop.finish();
+            let held = self.stop.release();
             self.pass_on_content(held, show);
         }
         self.collector.message(self.parser.finished())
@@ -41,7 +41,7 @@ impl Turn {
 
     fn pass_on(&mut self, events: Vec<Event>, show: &mut dyn FnMut(&Event)) {
         for event in events {
-            if self.stop.hit() {
+            if self.stop.hit().is_some() {
                 return;
             }
             match event {

@@ -17,6 +17,7 @@ use command::Command;
 use editor::{Editor, Line};
 use muser_core::Session;
 use muser_core::sample::SamplerOptions;
+use muser_core::stop::StopStrings;
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -166,7 +167,7 @@ impl Conversation {
         let mut session = self.continued(&prompt.ids)?;
         self.interrupted.store(false, Ordering::Relaxed);
         let mut screen = Screen::new(true);
-        let mut turn = Turn::new(self.tools.as_ref(), prompt.recipient, &[]);
+        let mut turn = Turn::new(self.tools.as_ref(), prompt.recipient, StopStrings::default());
         let flag = self.interrupted.clone();
         let result = generate(&mut self.loaded, &mut session, None, Some(&flag), &mut |text| {
             turn.push(text, &mut |event| screen.show(event)) && !screen.is_broken()
