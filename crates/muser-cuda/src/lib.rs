@@ -1,1 +1,15 @@
-//! The CUDA device.
+//! The CUDA device: NVIDIA cards of compute capability 8.0 and later.
+//!
+//! Driver, NVRTC and cuBLAS are loaded when a card is opened, so a binary with this crate runs without them. Kernels are
+//! the .cu files under kernels/; NVRTC compiles them for the card at the first start.
+
+mod buffers;
+mod device;
+mod gpu;
+mod kv;
+mod launch;
+mod nvrtc;
+mod program;
+mod weights;
+
+pub use device::{CudaDevice, CudaOptions};

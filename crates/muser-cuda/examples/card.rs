@@ -1,0 +1,206 @@
+//! Checks and measures the CUDA device on the card of this machine; run from the repository's root.
+//!
+//! `card check` compares it with the f32 reference on the fixtures; `card speed [quant [layers]]` measures the release's geometry on
+//! random weights.
+#![allow(clippy::unwrap_used)]
+
+use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b, muse_glimmer_30b_drafter, open};
+use muser_core::{Buf, Device, KvType, Model, Net, Observer, Pass, Reference, Row, SeqId};
+use muser_cuda::{CudaDevice, CudaOptions};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    match args.get(1).map(String::as_str) {
+        Some("check") => check(),
+        Some("speed") => speed(args.get(2).map_or("q4_k_m", String::as_str), args.get(3).map_or(52, |n| n.parse().unwrap())),
+        _ => eprintln!("card check | card speed [quant [layers]]"),
+    }
+}
+
+fn rows(seq: SeqId, first: usize, tokens: &[u32], logits: bool) -> Vec<Row> {
+    let row = |(i, t): (usize, &u32)| Row { feature: i as u32, logits, ..Row::new(seq, (first + i) as u32, *t) };
+    tokens.iter().enumerate().map(row).collect()
+}
+
+fn run(device: &mut dyn Device, pass: Pass, rows: &[Row]) -> Vec<f32> {
+    device.run(pass, rows, None).unwrap();
+    (0..rows.iter().filter(|r| r.logits).count()).flat_map(|i| device.logits(i).unwrap().to_vec()).collect()
+}
+
+fn compare(what: &str, want: &[f32], got: &[f32], vocab: usize) {
+    let worst = want.iter().zip(got).fold(0f32, |w, (a, b)| if b.is_finite() { w.max((a - b).abs()) } else { f32::INFINITY });
+    let softmax = |row: &[f32]| {
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+        let total: f64 = row.iter().map(|x| (*x as f64 - max).exp()).sum();
+        row.iter().map(|x| *x as f64 - max - total.ln()).collect::<Vec<f64>>()
+    };
+    let kl: f64 = want
+        .chunks_exact(vocab)
+        .zip(got.chunks_exact(vocab))
+        .map(|(w, g)| softmax(w).iter().zip(softmax(g)).map(|(w, g)| w.exp() * (w - g)).sum::<f64>())
+        .sum();
+    println!("{what}: max difference {worst:.4}, mean KL {:.6}", kl / (want.len() / vocab) as f64);
+}
+
+/// What each step of a pass left, by index of its last step.
+struct Record<'a> {
+    model: &'a Model,
+    pass: Pass,
+    seen: BTreeMap<usize, (Buf, Vec<f32>)>,
+}
+
+impl Observer for Record<'_> {
+    fn reads(&self) -> bool {
+        true
+    }
+    fn after(&mut self, steps: Range<usize>, _: f64, read: &mut dyn FnMut(Buf) -> Vec<f32>) {
+        let last = steps.end - 1;
+        let plan = self.model.plans.get(self.pass).unwrap();
+        if let Some(buf) = plan.steps[last].op.writes().first().filter(|b| **b != Buf::Features) {
+            self.seen.insert(last, (*buf, read(*buf)));
+        }
+    }
+}
+
+fn check() {
+    let fixtures = Path::new("tests/fixtures");
+    let all = [
+        ("gguf/tiny-Q8_0.gguf", Some("dflash/tiny-dflash-Q8_0.gguf")),
+        ("gguf/tiny-Q4_K_M-scalar.gguf", None),
+        ("gguf/tiny-mix.gguf", None),
+    ];
+    let tokens: Vec<u32> = (0..300u32).map(|i| (i * 37 + i * i * 11) % 760).collect();
+    for (name, draft) in all {
+        let draft = draft.map(|d| fixtures.join(d));
+        let model = Arc::new(open(&fixtures.join(name), draft.as_deref()).unwrap().0);
+        let vocab = model.geometry().vocab;
+        let mut cuda = CudaDevice::load(model.clone(), &CudaOptions::default(), &mut |_, _| {}).unwrap();
+        let mut reference = Reference::new(model.clone(), KvType::F16, 512);
+        let (a, b) = (reference.open(400).unwrap(), cuda.open(400).unwrap());
+        let mut want = Record { model: &model, pass: Pass::Target, seen: BTreeMap::new() };
+        let mut got = Record { model: &model, pass: Pass::Target, seen: BTreeMap::new() };
+        reference.run(Pass::Target, &rows(a, 0, &tokens[..4], true), Some(&mut want)).unwrap();
+        cuda.run(Pass::Target, &rows(b, 0, &tokens[..4], true), Some(&mut got)).unwrap();
+        let mut shown = 0;
+        for (step, (buf, y)) in &got.seen {
+            let (_, x) = &want.seen[step];
+            let worst = x.iter().zip(y).fold(0f32, |w, (a, b)| if b.is_finite() { w.max((a - b).abs()) } else { 1e9 });
+            let size = x.iter().fold(0f32, |w, a| w.max(a.abs()));
+            if (worst > 0.05 * size || x.len() != y.len()) && shown < 8 {
+                shown += 1;
+                let s = &model.plans.target.steps[*step];
+                println!("  {name} step {step} {} layer {:?} {buf:?}: {worst} off at size {size}", s.name, s.layer);
+            }
+        }
+        for chunk in [1usize, 3, 8, 13, 64, 300] {
+            let (x, y) = (reference.open(400).unwrap(), cuda.open(400).unwrap());
+            let (mut want, mut out) = (vec![], vec![]);
+            for (i, part) in tokens.chunks(chunk).enumerate() {
+                want.extend(run(&mut reference, Pass::Target, &rows(x, i * chunk, part, true)));
+                out.extend(run(&mut cuda, Pass::Target, &rows(y, i * chunk, part, true)));
+            }
+            compare(&format!("{name}, {chunk} rows a pass"), &want, &out, vocab);
+            if chunk == 64 && model.plans.draft.is_some() {
+                // The last pass held positions 256..300: their features, then a block that sees no more than these.
+                let spec = &model.plans.draft.as_ref().unwrap().spec;
+                let block: Vec<u32> = [5].into_iter().chain(vec![spec.mask_token; spec.block - 1]).collect();
+                let mut both = vec![];
+                for (seq, device) in [(x, &mut reference as &mut dyn Device), (y, &mut cuda as &mut dyn Device)] {
+                    device.run(Pass::Inject, &rows(seq, 256, &tokens[256..], false), None).unwrap();
+                    both.push(run(device, Pass::Draft, &rows(seq, 300, &block, true)));
+                }
+                compare(&format!("{name}, drafter's block"), &both[0], &both[1], vocab);
+                continue;
+            }
+            let best = cuda.best().unwrap();
+            let mine: Vec<u32> = out[out.len() - best.len() * vocab..].chunks_exact(vocab).map(muser_core::device::argmax).collect();
+            assert_eq!(best, mine, "argmax on the card");
+            cuda.close(y);
+        }
+    }
+}
+
+struct Times {
+    seconds: BTreeMap<String, (usize, f64)>,
+    names: Vec<String>,
+}
+
+impl Observer for Times {
+    fn reads(&self) -> bool {
+        false
+    }
+    fn after(&mut self, steps: Range<usize>, seconds: f64, _: &mut dyn FnMut(Buf) -> Vec<f32>) {
+        let entry = self.seconds.entry(self.names[steps.start].clone()).or_default();
+        entry.0 += 1;
+        entry.1 += seconds;
+    }
+}
+
+fn speed(quant: &str, layers: usize) {
+    let mix = QuantMix::from_name(quant).unwrap();
+    let g = muse_glimmer_30b(layers);
+    let (dg, spec) = muse_glimmer_30b_drafter(layers);
+    let start = Instant::now();
+    let target = Synthetic::new(Net::Target, g.clone(), 0, mix, 1);
+    let drafter = Synthetic::new(Net::Draft, dg.clone(), spec.target_layers.len(), mix, 2);
+    let model = Arc::new(Model::new(g, Box::new(target), Some((dg, spec, Box::new(drafter)))).unwrap());
+    println!("random weights: {:.1} s, {:.2} GB", start.elapsed().as_secs_f64(), model.weight_bytes() as f64 / 1e9);
+    let start = Instant::now();
+    let options = CudaOptions { max_rows: 2048, ..CudaOptions::default() };
+    let mut device = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
+    println!("loaded in {:.1} s: {}", start.elapsed().as_secs_f64(), device.info().name);
+    let seq = device.open(131_072).unwrap();
+    let mut time = |name: &str, batch: &[Row], pass: Pass, repeats: usize| {
+        let mut best = vec![];
+        for _ in 0..repeats + 2 {
+            let start = Instant::now();
+            device.run(pass, batch, None).unwrap();
+            if pass != Pass::Inject {
+                device.best().unwrap();
+            } else {
+                device.run(Pass::Target, &batch[..1], None).unwrap();
+                device.best().unwrap();
+            }
+            best.push(start.elapsed().as_secs_f64());
+        }
+        best.sort_by(f64::total_cmp);
+        let median = best[best.len() / 2];
+        println!("{name}: {:.3} ms, {:.1} tok/s", median * 1e3, batch.len() as f64 / median);
+    };
+    let one = |pos: u32| vec![Row::new(seq, pos, 17).with_logits()];
+    for depth in [0u32, 8192, 32_768, 131_000] {
+        time(&format!("decode at depth {depth}"), &one(depth), Pass::Target, 60);
+    }
+    for n in [2usize, 4, 5, 8, 16] {
+        let batch = rows(seq, 100, &vec![33; n], true);
+        time(&format!("{n} rows"), &batch, Pass::Target, 20);
+    }
+    for n in [512usize, 2048] {
+        let mut batch = rows(seq, 0, &(0..n as u32).map(|i| i * 97 % 200_000).collect::<Vec<u32>>(), false);
+        batch[n - 1].logits = true;
+        time(&format!("prefill {n}"), &batch, Pass::Target, 5);
+    }
+    let mut batch = rows(seq, 2000, &[33; 16], true);
+    batch[0].logits = false;
+    time("draft block of 16", &batch, Pass::Draft, 20);
+    let batch = rows(seq, 2000, &[33; 4], false);
+    time("inject 4 and one plain step without logits", &batch, Pass::Inject, 20);
+    for n in [1usize, 16, 2048] {
+        let names = model.plans.target.steps.iter().map(|s| s.name.clone()).collect();
+        let mut times = Times { seconds: BTreeMap::new(), names };
+        let mut batch = rows(seq, 0, &vec![5; n], false);
+        batch[n - 1].logits = true;
+        device.run(Pass::Target, &batch, Some(&mut times)).unwrap();
+        let mut table: Vec<_> = times.seconds.into_iter().collect();
+        table.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+        println!("kernels of a pass of {n} rows:");
+        for (name, (count, seconds)) in table {
+            println!("  {name:24} {count:4} x {:9.1} us = {:8.3} ms", seconds / count as f64 * 1e6, seconds * 1e3);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Memory for activations, sized once by the largest pass.
+
+use crate::gpu::{Gpu, Memory};
+use crate::launch::Activation;
+use crate::program::SMALL;
+use muser_core::{Buf, DeviceError, Model, Pass, strict};
+
+/// Bytes of a row's description on the card (struct Row of kernels/common.cuh).
+pub(crate) const ROW_BYTES: usize = 32;
+
+/// An activation in all the forms that products take.
+pub(crate) struct Act {
+    f: Memory,
+    q: Memory,
+    d: Memory,
+    s: Memory,
+    h: Memory,
+}
+
+impl Act {
+    fn new(gpu: &Gpu, elements: usize) -> Result<Self, DeviceError> {
+        let n = elements.next_multiple_of(32);
+        Ok(Act { f: gpu.alloc(n * 4)?, q: gpu.alloc(n)?, d: gpu.alloc(n / 8)?, s: gpu.alloc(n / 4)?, h: gpu.alloc(n * 2)? })
+    }
+
+    pub fn addresses(&self) -> Activation {
+        Activation { f: self.f.ptr, q: self.q.ptr, d: self.d.ptr, s: self.s.ptr, h: self.h.ptr }
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.f
+    }
+}
+
+/// All buffers.
+pub(crate) struct Buffers {
+    pub rows: Memory,
+    pub x: Memory,
+    pub h: Act,
+    pub q: Memory,
+    pub q16: Memory,
+    pub k: Memory,
+    pub v: Memory,
+    pub g: Memory,
+    pub a: Act,
+    pub p: Memory,
+    pub f: Act,
+    pub gate: Memory,
+    pub up: Memory,
+    pub features: Memory,
+    pub picked: Act,
+    pub logits: Memory,
+    pub logit_rows: usize,
+    pub best: Memory,
+    pub partial: Memory,
+    pub scratch: Memory,
+    pub scratch_bytes: usize,
+    angles: [Memory; 2],
+}
+
+/// Blocks times warps among which a row's keys are split at most.
+const MOST_PARTS: usize = 64 * 4;
+
+impl Buffers {
+    pub fn new(gpu: &Gpu, model: &Model, rows: usize) -> Result<Self, DeviceError> {
+        let plans = &model.plans;
+        let width = |buf| [Pass::Target, Pass::Draft].iter().map(|p| plans.width(*p, buf)).max().unwrap_or(0);
+        let f32s = |buf| gpu.alloc(rows * width(buf) * 4);
+        let features = plans.width(Pass::Inject, Buf::Features);
+        let kv_heads = plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
+        let layer = |(slot, (_, rows, cols)): (&muser_core::Slot, &(_, usize, usize))| {
+            let outside = matches!(slot.kind, muser_core::Kind::TokenEmbd | muser_core::Kind::Output);
+            if outside { 0 } else { rows * cols * 2 }
+        };
+        let scratch_bytes = model.slots.iter().map(layer).max().unwrap_or(0).max(1 << 20);
+        let angles = |pass: Pass| {
+            let Some(g) = plans.get(pass).map(|p| &p.geometry) else { return gpu.alloc(16) };
+            let half = g.head_dim / 2;
+            let positions = 0..model.geometry().context as u32;
+            let pair = |(pos, i): (u32, usize)| strict::rope_angle(pos, i, g.head_dim, g.rope_theta);
+            let table = positions.flat_map(|pos| (0..half).map(move |i| (pos, i))).map(pair);
+            let bytes: Vec<u8> =
+                table.flat_map(|(c, s)| [c.to_le_bytes(), s.to_le_bytes()]).flatten().collect();
+            let mut memory = gpu.alloc(bytes.len())?;
+            gpu.upload(&mut memory, 0, &bytes)?;
+            gpu.synchronize()?;
+            Ok(memory)
+        };
+        Ok(Buffers {
+            rows: gpu.alloc(rows * ROW_BYTES)?,
+            x: f32s(Buf::X)?,
+            h: Act::new(gpu, rows * width(Buf::H))?,
+            q: f32s(Buf::Q)?,
+            q16: gpu.alloc(rows * width(Buf::Q) * 2)?,
+            k: f32s(Buf::K)?,
+            v: f32s(Buf::V)?,
+            g: f32s(Buf::G)?,
+            a: Act::new(gpu, rows * width(Buf::A))?,
+            p: f32s(Buf::P)?,
+            f: Act::new(gpu, rows * width(Buf::F))?,
+            gate: f32s(Buf::F)?,
+            up: f32s(Buf::F)?,
+            features: gpu.alloc(2 * rows * features * 4)?,
+            picked: Act::new(gpu, rows * features.max(width(Buf::H)))?,
+            logits: gpu.alloc(SMALL * width(Buf::Logits) * 4)?,
+            logit_rows: SMALL,
+            best: gpu.alloc(rows * 4)?,
+            partial: gpu.alloc(SMALL * kv_heads * MOST_PARTS * 16 * (128 + 2) * 4)?,
+            scratch: gpu.alloc(scratch_bytes)?,
+            scratch_bytes,
+            angles: [angles(Pass::Target)?, angles(Pass::Draft)?],
+        })
+    }
+
+    /// Bytes that [`Buffers::new`] takes, within a few per cent.
+    pub fn bytes(model: &Model, rows: usize) -> u64 {
+        let width = |buf| [Pass::Target, Pass::Draft].iter().map(|p| model.plans.width(*p, buf)).max().unwrap_or(0);
+        let features = model.plans.width(Pass::Inject, Buf::Features);
+        let all = [Buf::X, Buf::H, Buf::Q, Buf::K, Buf::V, Buf::G, Buf::A, Buf::P, Buf::F].map(width);
+        let largest = model.slots.values().map(|(_, r, c)| r.min(&(1 << 16)) * c * 2).max().unwrap_or(0);
+        (rows * (all.iter().sum::<usize>() * 10 + features * 20) + largest + SMALL * width(Buf::Logits) * 4 + (1 << 28)) as u64
+    }
+
+    /// Makes room for the logits of `rows` rows; true if the buffer moved.
+    pub fn fit_logits(&mut self, gpu: &Gpu, rows: usize, vocab: usize) -> Result<bool, DeviceError> {
+        if rows <= self.logit_rows {
+            return Ok(false);
+        }
+        self.logits = gpu.alloc(rows * vocab * 4)?;
+        self.logit_rows = rows;
+        Ok(true)
+    }
+
+    /// Cosines and sines by position.
+    pub fn angles(&self, pass: Pass) -> u64 {
+        self.angles[usize::from(pass != Pass::Target)].ptr
+    }
+
+    /// Where a product's result goes.
+    pub fn output(&self, buf: Buf) -> u64 {
+        self.memory(buf).ptr
+    }
+
+    /// The f32 rows of a buffer.
+    pub fn memory(&self, buf: Buf) -> &Memory {
+        match buf {
+            Buf::X => &self.x,
+            Buf::H => self.h.memory(),
+            Buf::Q => &self.q,
+            Buf::K => &self.k,
+            Buf::V => &self.v,
+            Buf::G => &self.g,
+            Buf::A => self.a.memory(),
+            Buf::P => &self.p,
+            Buf::F => self.f.memory(),
+            Buf::Features => &self.features,
+            Buf::Logits => &self.logits,
+        }
+    }
+}

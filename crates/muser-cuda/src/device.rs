@@ -1,0 +1,302 @@
+//! The device: loads a model onto a card, keeps sequences, runs passes as graphs of launches.
+
+use crate::buffers::Buffers;
+use crate::gpu::{Gpu, failed};
+use crate::kv::Kv;
+use crate::launch::Args;
+use crate::program::{Compiler, Key, Node, SMALL, Work};
+use crate::weights::{self, Weights};
+use cudarc::driver::{CudaGraph, sys};
+use muser_core::device::check_rows;
+use muser_core::{Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Model, Observer, Pass, Route, Row, SeqId};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How to use a card.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Arithmetic; this device has the serving lane.
+    pub lane: Lane,
+    /// Which card, as the driver counts them.
+    pub index: usize,
+    /// Rows that one pass takes at most.
+    pub max_rows: usize,
+    /// Storage of keys and values; this device has f16.
+    pub kv: KvType,
+    /// Folder that keeps compiled kernels; none compiles them at every start.
+    pub cache: Option<PathBuf>,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        CudaOptions { lane: Lane::Serving, index: 0, max_rows: 512, kv: KvType::F16, cache: default_cache() }
+    }
+}
+
+/// `$XDG_CACHE_HOME/muser/cuda`, or `~/.cache/muser/cuda`.
+fn default_cache() -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let base = base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    Some(base.join("muser").join("cuda"))
+}
+
+struct Program {
+    nodes: Vec<Node>,
+    /// Small passes are one submission.
+    graph: Option<CudaGraph>,
+}
+
+// SAFETY: a graph must not be used by two threads at once; the device owns it and every use takes `&mut self`.
+unsafe impl Send for Program {}
+
+/// One NVIDIA card with one model.
+pub struct CudaDevice {
+    programs: HashMap<Key, Program>,
+    kv: Kv,
+    buffers: Buffers,
+    weights: Weights,
+    model: Arc<Model>,
+    gpu: Gpu,
+    max_rows: usize,
+    asked: usize,
+    host: Vec<f32>,
+}
+
+/// Programs that are kept; shapes beyond that are compiled again.
+const MOST_PROGRAMS: usize = 256;
+
+impl CudaDevice {
+    /// Loads a model; `progress` gets bytes done and in all.
+    pub fn load(
+        model: Arc<Model>,
+        options: &CudaOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, DeviceError> {
+        if options.lane == Lane::Strict {
+            return Err(DeviceError::Backend("the strict lane is not on CUDA yet; use --device cpu".into()));
+        }
+        if options.kv != KvType::F16 {
+            return Err(DeviceError::Backend("the CUDA device keeps keys and values in f16; use --kv f16".into()));
+        }
+        let gpu = Gpu::open(options.index, options.cache.as_deref())?;
+        let need = weights::bytes(&model) + Buffers::bytes(&model, options.max_rows);
+        let (have, total) = gpu.memory()?;
+        if need > have {
+            return Err(DeviceError::Memory {
+                what: format!("the model on {} ({total} bytes)", gpu.name),
+                need,
+                have,
+                mend: "free the card, choose a smaller quantisation, or use --device cpu".into(),
+            });
+        }
+        let weights = Weights::load(&gpu, &model, progress)?;
+        let buffers = Buffers::new(&gpu, &model, options.max_rows)?;
+        let kv = Kv::new(&gpu, &model.plans.caches, options.max_rows)?;
+        Ok(CudaDevice {
+            programs: HashMap::new(),
+            kv,
+            buffers,
+            weights,
+            model,
+            gpu,
+            max_rows: options.max_rows,
+            asked: 0,
+            host: vec![],
+        })
+    }
+
+    fn compile(&self, key: Key) -> Result<Vec<Node>, DeviceError> {
+        let plan = self.model.plans.get(key.pass);
+        let plan = plan.ok_or_else(|| DeviceError::Backend("this model has no drafter".into()))?;
+        Compiler::new(&self.gpu, &self.model, &self.weights, &self.kv, &self.buffers, key).compile(plan)
+    }
+
+    fn submit(&self, node: &Node) -> Result<(), DeviceError> {
+        match &node.work {
+            Work::Kernel { kernel, grid, block, args } => self.gpu.launch(kernel, *grid, *block, &args.0),
+            Work::Gemm { w, x, out, m, n, k, stride } => self.gpu.gemm(*w, *x, *out, (*m, *n, *k), *stride),
+        }
+    }
+
+    /// Compiles and captures what is not there yet.
+    fn prepare(&mut self, key: Key) -> Result<(), DeviceError> {
+        if self.programs.contains_key(&key) {
+            return Ok(());
+        }
+        if self.programs.len() >= MOST_PROGRAMS {
+            self.programs.clear();
+        }
+        let nodes = self.compile(key)?;
+        let graph = if key.rows <= SMALL { self.capture(&nodes)? } else { None };
+        self.programs.insert(key, Program { nodes, graph });
+        Ok(())
+    }
+
+    fn capture(&self, nodes: &[Node]) -> Result<Option<CudaGraph>, DeviceError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        self.gpu.stream.begin_capture(mode).map_err(failed("begin a capture"))?;
+        let submitted = nodes.iter().try_for_each(|node| self.submit(node));
+        let graph = self.gpu.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("end a capture"));
+        submitted?;
+        graph
+    }
+
+    fn upload_rows(&mut self, rows: &[Row]) -> Result<(), DeviceError> {
+        let mut logit = 0i32;
+        let mut bytes = Vec::with_capacity(rows.len() * crate::buffers::ROW_BYTES);
+        for (i, row) in rows.iter().enumerate() {
+            let slot = self.kv.get(row.seq).ok_or(DeviceError::NoSequence(row.seq.0))?.slot as u32;
+            // Rows of a sequence stand together, so its last row here is the last of the run.
+            let run = rows[i..].iter().take_while(|r| r.seq == row.seq).count();
+            let end = row.pos + run as u32 - 1;
+            let asks = if row.logits { logit } else { -1 };
+            logit += i32::from(row.logits);
+            for word in [row.token, row.pos, slot, row.feature, asks as u32, end, 0, 0] {
+                bytes.extend(word.to_le_bytes());
+            }
+        }
+        self.gpu.upload(&mut self.buffers.rows, 0, &bytes)
+    }
+
+    fn observe(&mut self, key: Key, rows: usize, observer: &mut dyn Observer) -> Result<(), DeviceError> {
+        let Some(program) = self.programs.remove(&key) else { return Ok(()) };
+        let result = self.observe_nodes(&program.nodes, key, rows, observer);
+        self.programs.insert(key, program);
+        result
+    }
+
+    fn observe_nodes(&self, nodes: &[Node], key: Key, rows: usize, observer: &mut dyn Observer) -> Result<(), DeviceError> {
+        let context = self.gpu.stream.context();
+        let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let event = || context.new_event(timed).map_err(failed("create an event"));
+        let (start, end) = (event()?, event()?);
+        // Launches of the same steps are one kernel to an observer.
+        for group in nodes.chunk_by(|a, b| a.steps == b.steps) {
+            start.record(&self.gpu.stream).map_err(failed("record an event"))?;
+            group.iter().try_for_each(|node| self.submit(node))?;
+            end.record(&self.gpu.stream).map_err(failed("record an event"))?;
+            self.gpu.synchronize()?;
+            let milliseconds = start.elapsed_ms(&end).map_err(failed("read an event"))?;
+            let mut read = |buf: Buf| {
+                let count = match buf {
+                    Buf::Logits => key.logits,
+                    Buf::Features => 2 * self.max_rows,
+                    _ => rows,
+                };
+                let mut bytes = vec![0u8; count * self.model.plans.width(key.pass, buf) * 4];
+                // A failed read shows as nothing; the next call of the device reports the card's error.
+                if self.gpu.download(self.buffers.memory(buf), 0, &mut bytes).is_err() {
+                    bytes.clear();
+                }
+                bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
+            };
+            observer.after(group[0].steps.clone(), f64::from(milliseconds) / 1e3, &mut read);
+        }
+        Ok(())
+    }
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            kind: "cuda",
+            name: format!("{}, {} multiprocessors", self.gpu.name, self.gpu.processors),
+            lane: Lane::Serving,
+            max_rows: self.max_rows,
+            weight_bytes: self.weights.bytes,
+        }
+    }
+
+    fn open(&mut self, context: usize) -> Result<SeqId, DeviceError> {
+        self.kv.open(&self.gpu, context)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        self.kv.close(seq);
+    }
+
+    fn copy(&mut self, from: SeqId, to: SeqId, len: usize) -> Result<(), DeviceError> {
+        self.kv.copy(&self.gpu, from, to, len)
+    }
+
+    fn save(&mut self, seq: SeqId, len: usize) -> Result<Vec<u8>, DeviceError> {
+        self.kv.save(&self.gpu, seq, len)
+    }
+
+    fn restore(&mut self, seq: SeqId, len: usize, state: &[u8]) -> Result<(), DeviceError> {
+        self.kv.restore(&self.gpu, seq, len, state)
+    }
+
+    fn run(&mut self, pass: Pass, rows: &[Row], observer: Option<&mut dyn Observer>) -> Result<(), DeviceError> {
+        check_rows(&self.model, pass, rows, self.max_rows, |seq| self.kv.get(seq).map(|s| s.context))?;
+        let asked = if pass == Pass::Inject { 0 } else { rows.iter().filter(|r| r.logits).count() };
+        if self.buffers.fit_logits(&self.gpu, asked, self.model.geometry().vocab)? {
+            self.programs.clear();
+        }
+        let depth = rows.iter().map(|r| r.pos as usize + 1).max().unwrap_or(1);
+        let key = Key::new(pass, rows.len(), asked, depth);
+        self.upload_rows(rows)?;
+        self.prepare(key)?;
+        if pass != Pass::Inject {
+            self.asked = asked;
+        }
+        if let Some(observer) = observer {
+            return self.observe(key, rows.len(), observer);
+        }
+        let program = self.programs.get(&key).ok_or_else(|| DeviceError::Backend("CUDA: a program went missing".into()))?;
+        match &program.graph {
+            Some(graph) => graph.launch().map_err(failed("launch a graph")),
+            None => program.nodes.iter().try_for_each(|node| self.submit(node)),
+        }
+    }
+
+    fn logits(&mut self, index: usize) -> Result<&[f32], DeviceError> {
+        if index >= self.asked {
+            return Err(DeviceError::BadRow { row: index, why: "did not ask for logits in the last pass".into() });
+        }
+        let n = self.model.geometry().vocab;
+        let mut bytes = vec![0u8; n * 4];
+        self.gpu.download(&self.buffers.logits, index * n * 4, &mut bytes)?;
+        self.host = bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
+        Ok(&self.host)
+    }
+
+    fn best(&mut self) -> Result<Vec<u32>, DeviceError> {
+        let (rows, vocab) = (self.asked, self.model.geometry().vocab);
+        if rows == 0 {
+            return Ok(vec![]);
+        }
+        let args = Args::default().ptr(self.buffers.logits.ptr).int(vocab).ptr(self.buffers.best.ptr);
+        self.gpu.launch(&self.gpu.kernel("argmax")?, (rows as u32, 1, 1), 1024, &args.0)?;
+        let mut bytes = vec![0u8; rows * 4];
+        self.gpu.download(&self.buffers.best, 0, &mut bytes)?;
+        Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
+    }
+
+    fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route> {
+        let Ok(nodes) = self.compile(Key::new(pass, rows, rows.min(SMALL), depth)) else { return vec![] };
+        let route = |group: &[Node]| {
+            let names: Vec<&str> = group.iter().map(|n| n.name.as_str()).collect();
+            let small = rows <= SMALL;
+            let ladder = vec![
+                ("int8 dot products on streamed weights".to_string(), format!("at most {SMALL} rows"), small),
+                ("f16 on tensor cores through cuBLAS".to_string(), format!("more than {SMALL} rows"), !small),
+            ];
+            Route {
+                steps: group[0].steps.clone(),
+                kernel: names.join(" + "),
+                library: "muser-cuda S",
+                file: group[0].file,
+                ladder: if self.is_product(&group[0].name) { ladder } else { vec![] },
+            }
+        };
+        nodes.chunk_by(|a, b| a.steps == b.steps).map(route).collect()
+    }
+}
+
+impl CudaDevice {
+    fn is_product(&self, kernel: &str) -> bool {
+        ["matvec", "gate_up", "to_half", "gemm"].iter().any(|k| kernel.starts_with(k))
+    }
+}

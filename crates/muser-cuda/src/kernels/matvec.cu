@@ -1,0 +1,297 @@
+// Matrix times 1 to 8 activation rows: out[c][r] = scale * dot(W[r], x[c]).
+// Layout: one warp takes two rows of W at a time; a lane takes 16-byte chunks of quants and multiplies them as int8 (dp4a).
+// Bytes: the weights, once for all columns. Operations: 2 a weight and column.
+// Memory binds up to about 4 columns; beyond, the integer units.
+// Mirrors of the structs in launch.rs.
+struct Segment {
+    const u8* w;
+    float* out;
+    int rows, type;
+    float scale;
+    int pad;
+};
+struct Matvec {
+    Segment seg[4];
+    int segments, cols, n, first;   // n: live columns, at most NC; first: logit of column 0
+    u32 x_stride, out_stride[4];    // elements from one activation row to the next
+    float mul, cap;                 // v = v * mul, then cap * tanh(v / cap); cap 0: none
+    int batch;
+    const Row* gather;              // head: activation rows are those that ask for logits
+};
+
+__device__ __forceinline__ int dot16(uint4 a, uint4 b, int acc) {
+    acc = __dp4a((int)a.x, (int)b.x, acc);
+    acc = __dp4a((int)a.y, (int)b.y, acc);
+    acc = __dp4a((int)a.z, (int)b.z, acc);
+    return __dp4a((int)a.w, (int)b.w, acc);
+}
+__device__ __forceinline__ uint4 low4(uint4 q) {
+    return make_uint4(q.x & 0x0f0f0f0f, q.y & 0x0f0f0f0f, q.z & 0x0f0f0f0f, q.w & 0x0f0f0f0f);
+}
+__device__ __forceinline__ uint4 high4(uint4 q) {
+    return make_uint4((q.x >> 4) & 0x0f0f0f0f, (q.y >> 4) & 0x0f0f0f0f, (q.z >> 4) & 0x0f0f0f0f, (q.w >> 4) & 0x0f0f0f0f);
+}
+// Weights are read once: they pass the first-level cache by.
+__device__ __forceinline__ uint4 stream(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+// One chunk of one row, as loaded.
+struct Chunk {
+    uint4 q, head, extra;
+};
+
+template <int T>
+__device__ __forceinline__ Chunk load_chunk(const u8* row, int cols, int c) {
+    Chunk k;
+    if (T == Q4_K) {
+        const u8* b = row + (u64)(c >> 3) * 144;
+        k.q = stream(b + 16 + (c & 7) * 16);
+        k.head = *(const uint4*)b;
+    } else if (T == Q5_K) {
+        const u8* b = row + (u64)(c >> 3) * 176;
+        k.q = stream(b + 48 + (c & 7) * 16);
+        k.head = *(const uint4*)b;
+        k.extra = *(const uint4*)(b + 16 + (c & 1) * 16);
+    } else if (T == Q6_K) {
+        u32 blocks = cols / 256, b = c >> 3, j = c & 7;
+        k.q = stream(row + b * 128 + j * 16);
+        k.extra = *(const uint4*)(row + blocks * 128 + b * 64 + (j >> 2) * 32 + (j & 1) * 16);
+        const i8* s = (const i8*)(row + blocks * 192 + b * 16) + (j >> 2) * 8 + (j & 1) + ((j >> 1) & 1) * 2;
+        k.head = make_uint4((u32)(int)s[0], (u32)(int)s[4], ((const u16*)(row + blocks * 208))[b], 0);
+    } else if (T == Q8_0) {
+        k.q = stream(row + (u64)c * 16);
+        k.head = make_uint4(((const u16*)(row + cols))[c >> 1], 0, 0, 0);
+    } else if (T == Q4_0) {
+        k.q = stream(row + (u64)c * 16);
+        k.head = make_uint4(((const u16*)(row + cols / 2))[c], 0, 0, 0);
+    } else {
+        k.q = stream(row + (u64)c * 16);
+    }
+    return k;
+}
+
+template <int T>
+__device__ __forceinline__ int chunks(int cols) {
+    return T == F32 ? cols / 4 : T == F16 || T == BF16 ? cols / 8 : T == Q8_0 ? cols / 16 : cols / 32;
+}
+
+// Adds a chunk's part of the dot product with one activation row.
+template <int T>
+__device__ __forceinline__ float chunk_dot(const Chunk& k, int c, const i8* q, const float* d, const float* s, const float* f) {
+    if (T == Q4_K || T == Q5_K) {
+        int j = c & 7, e = (c >> 3) * 256 + (j >> 1) * 64 + (j & 1) * 16, g = (j >> 1) * 2, s0, m0, s1, m1;
+        k_scale(k.head.y, k.head.z, k.head.w, g, s0, m0);
+        k_scale(k.head.y, k.head.z, k.head.w, g + 1, s1, m1);
+        uint4 lo = low4(k.q), hi = high4(k.q);
+        if (T == Q5_K) {
+            const u32 one = 0x01010101;
+            lo.x |= ((k.extra.x >> g) & one) << 4; lo.y |= ((k.extra.y >> g) & one) << 4;
+            lo.z |= ((k.extra.z >> g) & one) << 4; lo.w |= ((k.extra.w >> g) & one) << 4;
+            hi.x |= ((k.extra.x >> (g + 1)) & one) << 4; hi.y |= ((k.extra.y >> (g + 1)) & one) << 4;
+            hi.z |= ((k.extra.z >> (g + 1)) & one) << 4; hi.w |= ((k.extra.w >> (g + 1)) & one) << 4;
+        }
+        int a = dot16(lo, *(const uint4*)(q + e), 0), b = dot16(hi, *(const uint4*)(q + e + 32), 0);
+        float dw = half_to_float((u16)k.head.x), mw = half_to_float((u16)(k.head.x >> 16));
+        float v = (float)s0 * (float)a * d[e >> 5] + (float)s1 * (float)b * d[(e >> 5) + 1];
+        float m = (float)m0 * s[e >> 4] + (float)m1 * s[(e >> 4) + 2];
+        return dw * v - mw * m;
+    }
+    if (T == Q6_K) {
+        // Chunk j holds the low bits of elements l + 32 * (j / 2 % 2) and 64 further; l = 16 * (j % 2) ...
+        int j = c & 7, part = (j >> 1) & 1, e = (c >> 3) * 256 + (j >> 2) * 128 + part * 32 + (j & 1) * 16;
+        uint4 lo = low4(k.q), hi = high4(k.q);
+        const u32 two = 0x03030303;
+        int p = 2 * part;
+        lo.x |= ((k.extra.x >> p) & two) << 4; lo.y |= ((k.extra.y >> p) & two) << 4;
+        lo.z |= ((k.extra.z >> p) & two) << 4; lo.w |= ((k.extra.w >> p) & two) << 4;
+        hi.x |= ((k.extra.x >> (p + 4)) & two) << 4; hi.y |= ((k.extra.y >> (p + 4)) & two) << 4;
+        hi.z |= ((k.extra.z >> (p + 4)) & two) << 4; hi.w |= ((k.extra.w >> (p + 4)) & two) << 4;
+        int a = dot16(lo, *(const uint4*)(q + e), 0), b = dot16(hi, *(const uint4*)(q + e + 64), 0);
+        // Quants stand 32 too high: that part is 32 times the sum of the activations.
+        float va = (float)a * d[e >> 5] - 32.0f * s[e >> 4], vb = (float)b * d[(e >> 5) + 2] - 32.0f * s[(e >> 4) + 4];
+        return half_to_float((u16)k.head.z) * ((float)(int)k.head.x * va + (float)(int)k.head.y * vb);
+    }
+    if (T == Q8_0) {
+        int e = c * 16;
+        return half_to_float((u16)k.head.x) * d[e >> 5] * (float)dot16(k.q, *(const uint4*)(q + e), 0);
+    }
+    if (T == Q4_0) {
+        int e = c * 32;
+        int a = dot16(low4(k.q), *(const uint4*)(q + e), 0) + dot16(high4(k.q), *(const uint4*)(q + e + 16), 0);
+        return half_to_float((u16)k.head.x) * ((float)a * d[c] - 8.0f * (s[2 * c] + s[2 * c + 1]));
+    }
+    if (T == F32) {
+        float4 x = *(const float4*)(f + c * 4);
+        return __uint_as_float(k.q.x) * x.x + __uint_as_float(k.q.y) * x.y + __uint_as_float(k.q.z) * x.z + __uint_as_float(k.q.w) * x.w;
+    }
+    float v = 0.0f;
+    const u32* w = (const u32*)&k.q;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float2 x = *(const float2*)(f + c * 8 + 2 * i);
+        u16 lo = (u16)w[i], hi = (u16)(w[i] >> 16);
+        v += T == F16 ? half_to_float(lo) * x.x + half_to_float(hi) * x.y : bf16_to_float(lo) * x.x + bf16_to_float(hi) * x.y;
+    }
+    return v;
+}
+
+// Two rows of W against NC activation rows; all lanes get the sums.
+template <int T, int NC>
+__device__ __forceinline__ void two_rows(const u8* w0, const u8* w1, const Matvec& a, const Activation& x, const int* columns, float out[2][NC]) {
+    const int lane = threadIdx.x & 31, total = chunks<T>(a.cols);
+    float acc[2][NC];
+#pragma unroll
+    for (int c = 0; c < NC; ++c) acc[0][c] = acc[1][c] = 0.0f;
+    int i = lane;
+    for (; i + 32 < total; i += 64) {
+        Chunk k00 = load_chunk<T>(w0, a.cols, i), k10 = load_chunk<T>(w1, a.cols, i);
+        Chunk k01 = load_chunk<T>(w0, a.cols, i + 32), k11 = load_chunk<T>(w1, a.cols, i + 32);
+#pragma unroll
+        for (int c = 0; c < NC; ++c) {
+            u64 at = (u64)columns[c] * a.x_stride;
+            const i8* q = x.q + at;
+            const float *d = x.d + (at >> 5), *s = x.s + (at >> 4), *f = x.f + at;
+            acc[0][c] += chunk_dot<T>(k00, i, q, d, s, f) + chunk_dot<T>(k01, i + 32, q, d, s, f);
+            acc[1][c] += chunk_dot<T>(k10, i, q, d, s, f) + chunk_dot<T>(k11, i + 32, q, d, s, f);
+        }
+    }
+    for (; i < total; i += 32) {
+        Chunk k0 = load_chunk<T>(w0, a.cols, i), k1 = load_chunk<T>(w1, a.cols, i);
+#pragma unroll
+        for (int c = 0; c < NC; ++c) {
+            u64 at = (u64)columns[c] * a.x_stride;
+            acc[0][c] += chunk_dot<T>(k0, i, x.q + at, x.d + (at >> 5), x.s + (at >> 4), x.f + at);
+            acc[1][c] += chunk_dot<T>(k1, i, x.q + at, x.d + (at >> 5), x.s + (at >> 4), x.f + at);
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < NC; ++c) {
+        out[0][c] = warp_sum(acc[0][c]);
+        out[1][c] = warp_sum(acc[1][c]);
+    }
+}
+
+template <int NC>
+__device__ __forceinline__ void two_rows_of(int type, const u8* w0, const u8* w1, const Matvec& a, const Activation& x, const int* columns, float out[2][NC]) {
+    switch (type) {
+        case F32: two_rows<F32, NC>(w0, w1, a, x, columns, out); break;
+        case F16: two_rows<F16, NC>(w0, w1, a, x, columns, out); break;
+        case BF16: two_rows<BF16, NC>(w0, w1, a, x, columns, out); break;
+        case Q8_0: two_rows<Q8_0, NC>(w0, w1, a, x, columns, out); break;
+        case Q4_0: two_rows<Q4_0, NC>(w0, w1, a, x, columns, out); break;
+        case Q4_K: two_rows<Q4_K, NC>(w0, w1, a, x, columns, out); break;
+        case Q5_K: two_rows<Q5_K, NC>(w0, w1, a, x, columns, out); break;
+        default: two_rows<Q6_K, NC>(w0, w1, a, x, columns, out); break;
+    }
+}
+
+// Fetches the first part of two rows into the second-level cache while the kernels before are still at work.
+__device__ __forceinline__ void prefetch_rows(const u8* w0, const u8* w1, u64 bytes) {
+    u64 most = bytes < 4096 ? bytes : 4096;
+    for (u64 at = (threadIdx.x & 31) * 128; at < most; at += 4096) {
+        prefetch_l2(w0 + at);
+        prefetch_l2(w1 + at);
+    }
+}
+
+// The activation row of each column: the batch's row, or the row that asks for logit `c`.
+template <int NC>
+__device__ __forceinline__ void columns_of(const Matvec& a, int* columns) {
+#pragma unroll
+    for (int c = 0; c < NC; ++c) columns[c] = c < a.n ? c : a.n - 1;
+    if (a.gather) {
+        for (int r = 0; r < a.batch; ++r) {
+            int at = a.gather[r].logit;
+#pragma unroll
+            for (int c = 0; c < NC; ++c)
+                if (at == a.first + c) columns[c] = r;
+        }
+#pragma unroll
+        for (int c = 0; c < NC; ++c)
+            if (c >= a.n) columns[c] = columns[0];
+    }
+}
+
+// grid: one block of 8 warps for 16 rows of the concatenated segments.
+template <int NC>
+__device__ __forceinline__ void matvec(const Matvec& a, const Activation& x) {
+    int r = (blockIdx.x * 8 + (threadIdx.x >> 5)) * 2, s = 0;
+    while (s < a.segments && r >= a.seg[s].rows) r -= a.seg[s++].rows;
+    bool live = s < a.segments;
+    const Segment& seg = a.seg[live ? s : 0];
+    u64 bytes = row_bytes(seg.type, a.cols);
+    const u8* w0 = seg.w + (u64)(live ? r : 0) * bytes;
+    if (live) prefetch_rows(w0, w0 + bytes, bytes);
+    allow_next();
+    wait_previous();
+    if (!live) return;
+    int columns[NC];
+    columns_of<NC>(a, columns);
+    float out[2][NC];
+    two_rows_of<NC>(seg.type, w0, w0 + bytes, a, x, columns, out);
+    int lane = threadIdx.x & 31;
+    if (lane < 2) {
+#pragma unroll
+        for (int c = 0; c < NC; ++c) {
+            if (c >= a.n) break;
+            float v = (lane ? out[1][c] : out[0][c]) * seg.scale * a.mul;
+            if (a.cap > 0.0f) v = a.cap * tanhf(v / a.cap);
+            seg.out[(u64)c * a.out_stride[s] + r + lane] = v;
+        }
+    }
+}
+
+// grid: one block of 8 warps for 32 outputs, four a warp; the block quantises its 32 for the product that follows.
+template <int NC>
+__device__ __forceinline__ void gate_up(const Matvec& a, const Activation& x, const Activation& out) {
+    __shared__ float values[NC][32];
+    const Segment& seg = a.seg[0];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, base = blockIdx.x * 32;
+    u64 bytes = row_bytes(seg.type, a.cols), bytes2 = row_bytes(a.seg[1].type, a.cols);
+    for (int i = 0; i < 4; ++i) {
+        int r = base + warp * 4 + i;
+        prefetch_rows(seg.w + r * bytes, a.seg[1].w + r * bytes2, bytes < bytes2 ? bytes : bytes2);
+    }
+    allow_next();
+    wait_previous();
+    int columns[NC];
+    columns_of<NC>(a, columns);
+    for (int i = 0; i < 4; ++i) {
+        int r = base + warp * 4 + i;
+        float v[2][NC];
+        if (seg.type == a.seg[1].type) {
+            two_rows_of<NC>(seg.type, seg.w + r * bytes, a.seg[1].w + r * bytes2, a, x, columns, v);
+        } else {
+            float other[2][NC];
+            two_rows_of<NC>(seg.type, seg.w + r * bytes, seg.w + r * bytes, a, x, columns, v);
+            two_rows_of<NC>(a.seg[1].type, a.seg[1].w + r * bytes2, a.seg[1].w + r * bytes2, a, x, columns, other);
+#pragma unroll
+            for (int c = 0; c < NC; ++c) v[1][c] = other[0][c];
+        }
+        if (lane == 0) {
+#pragma unroll
+            for (int c = 0; c < NC; ++c) {
+                float g = v[0][c] * seg.scale, u = v[1][c] * a.seg[1].scale;
+                values[c][warp * 4 + i] = g / (1.0f + __expf(-g)) * u;
+            }
+        }
+    }
+    __syncthreads();
+    if (warp < a.n && warp < NC) {
+        u64 at = (u64)warp * a.out_stride[0] + base;
+        float v = values[warp][lane];
+        out.f[at + lane] = v;
+        quantize32(v, at, lane, out);
+    }
+}
+
+// COLUMNS (1, 2, 4 or 8) is defined by the caller: each value is a program of its own, compiled beside the others.
+#define NAME2(base, n) base##_##n
+#define NAME(base, n) NAME2(base, n)
+extern "C" __global__ void __launch_bounds__(256) NAME(matvec, COLUMNS)(const Matvec a, const Activation x) { matvec<COLUMNS>(a, x); }
+extern "C" __global__ void __launch_bounds__(256) NAME(gate_up, COLUMNS)(const Matvec a, const Activation x, const Activation out) {
+    gate_up<COLUMNS>(a, x, out);
+}

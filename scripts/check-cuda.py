@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Compile every CUDA kernel with NVRTC for each architecture that muser names, and check that hot kernels do not spill.
+
+No GPU is needed. Without a virtual environment of its own the script makes one in target/check-cuda and installs the
+NVRTC and cuobjdump wheels there.
+"""
+import ctypes, glob, os, re, subprocess, sys, tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
+HEADERS = ["common.cuh", "dequant.cuh"]
+ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+WHEELS = ["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-cuobjdump==13.*"]
+
+
+def environment():
+    venv = os.path.join(ROOT, "target/check-cuda")
+    python = os.path.join(venv, "bin/python")
+    if not os.path.exists(python):
+        subprocess.check_call([sys.executable, "-m", "venv", venv])
+    subprocess.check_call([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *WHEELS])
+    return glob.glob(os.path.join(venv, "lib/python3*/site-packages/nvidia/cu13"))[0]
+
+
+def compile(nvrtc, name, source, arch):
+    program = ctypes.c_void_p()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None) == 0
+    options = [b"--use_fast_math", b"--std=c++17", f"--gpu-architecture={arch}".encode()]
+    code = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    if code != 0:
+        size = ctypes.c_size_t()
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        sys.exit(f"{name} for {arch} does not compile:\n{log.value.decode()}")
+    size = ctypes.c_size_t()
+    assert nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
+    binary = ctypes.create_string_buffer(size.value)
+    assert nvrtc.nvrtcGetCUBIN(program, binary) == 0
+    return binary.raw
+
+
+def main():
+    root = environment()
+    nvrtc = ctypes.CDLL(glob.glob(os.path.join(root, "lib/libnvrtc.so.*"))[0])
+    cuobjdump = os.path.join(root, "bin/cuobjdump")
+    os.chmod(cuobjdump, 0o755)
+    headers = "\n".join(open(os.path.join(KERNELS, h)).read() for h in HEADERS)
+    spills, compiled = [], 0
+    variants = lambda name: [f"#define COLUMNS {n}" for n in (1, 2, 4, 8)] if name == "matvec.cu" else [""]
+    work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
+    for path, define in work:
+        name = os.path.basename(path)
+        for arch in ARCHS:
+            binary = compile(nvrtc, name, define + "\n" + headers + "\n" + open(path).read(), arch)
+            compiled += 1
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                file.write(binary)
+                file.flush()
+                report = subprocess.check_output([cuobjdump, "--dump-resource-usage", file.name], text=True)
+            for kernel, use in re.findall(r"Function (\w+):\s*\n\s*(.*)", report):
+                registers, stack, local = (int(re.search(rf"{k}:(\d+)", use).group(1)) for k in ("REG", "STACK", "LOCAL"))
+                if arch == "sm_90a":
+                    print(f"{name:14} {kernel:22} {registers:4} registers, stack {stack}, local {local}")
+                if stack + local > 0:
+                    spills.append(f"{name} {kernel} {arch}: stack {stack}, local {local}")
+    print(f"{compiled} compilations for {', '.join(ARCHS)}")
+    if spills:
+        sys.exit("kernels that spill:\n" + "\n".join(spills))
+
+
+if __name__ == "__main__":
+    main()
