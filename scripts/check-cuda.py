@@ -47,7 +47,8 @@ def main():
     os.chmod(cuobjdump, 0o755)
     headers = "\n".join(open(os.path.join(KERNELS, h)).read() for h in HEADERS)
     spills, compiled = [], 0
-    variants = lambda name: [f"#define COLUMNS {n}" for n in (1, 2, 4, 8)] if name == "matvec.cu" else [""]
+    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in range(8) for n in (1, 2, 4, 8)]
+    variants = lambda name: pairs if name == "matvec.cu" else [""]
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:
         name = os.path.basename(path)

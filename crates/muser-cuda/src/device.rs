@@ -79,7 +79,7 @@ impl CudaDevice {
         if options.kv != KvType::F16 {
             return Err(DeviceError::Backend("the CUDA device keeps keys and values in f16; use --kv f16".into()));
         }
-        let gpu = Gpu::open(options.index, options.cache.as_deref())?;
+        let gpu = Gpu::open(options.index, options.cache.as_deref(), &weights::layouts(&model))?;
         let need = weights::bytes(&model) + Buffers::bytes(&model, options.max_rows);
         let (have, total) = gpu.memory()?;
         if need > have {

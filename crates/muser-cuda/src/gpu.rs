@@ -3,38 +3,61 @@
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, result, sys};
 use cudarc::nvrtc::Ptx;
+use crate::weights::Layout;
 use muser_core::DeviceError;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A program: its name, what is defined before it, its text, its kernels.
-pub(crate) type Source = (&'static str, &'static str, &'static str, &'static [&'static str]);
+/// A program: its name, what is defined before it, its text, and its kernels by the names that launches use.
+struct Source {
+    name: String,
+    defines: String,
+    text: &'static str,
+    kernels: Vec<(&'static str, String)>,
+}
 
-const MATVEC: &str = include_str!("kernels/matvec.cu");
-
-/// All programs; each is compiled by a thread of its own.
-pub(crate) const SOURCES: [Source; 7] = [
-    ("matvec-1", "#define COLUMNS 1", MATVEC, &["matvec_1", "gate_up_1"]),
-    ("matvec-2", "#define COLUMNS 2", MATVEC, &["matvec_2", "gate_up_2"]),
-    ("matvec-4", "#define COLUMNS 4", MATVEC, &["matvec_4", "gate_up_4"]),
-    ("matvec-8", "#define COLUMNS 8", MATVEC, &["matvec_8", "gate_up_8"]),
-    ("to_half", "", include_str!("kernels/to_half.cu"), &["to_half"]),
+/// Programs that every model needs.
+const COMMON: [(&str, &str, &[&str]); 2] = [
     (
         "norm",
-        "",
         include_str!("kernels/norm.cu"),
-        &["embed", "rms_norm", "tail", "pick_features", "silu_mul", "scale_cap", "gather", "argmax"],
+        &["embed", "rms_norm", "tail", "pick_features", "silu_mul", "silu_quantize", "scale_cap", "gather", "argmax"],
     ),
     (
         "attend",
-        "",
         include_str!("kernels/attend.cu"),
         &["qk_norm_rope_store", "attend_split", "attend_join", "attend_rows"],
     ),
 ];
+
+/// All programs for a model with these layouts; each is compiled by a thread of its own.
+fn sources(layouts: &[Layout]) -> Vec<Source> {
+    let common = COMMON.iter().map(|(name, text, kernels)| Source {
+        name: name.to_string(),
+        defines: String::new(),
+        text,
+        kernels: kernels.iter().map(|k| (*k, k.to_string())).collect(),
+    });
+    let pairs = layouts.iter().flat_map(|layout| [1, 2, 4, 8].map(|columns| (*layout, columns)));
+    let products = pairs.map(|(layout, columns)| {
+        let of = |kernel: &str| format!("{kernel}_{}_{columns}", layout.name());
+        let mut kernels = vec![("matvec_rows", of("matvec")), ("gate_up_rows", of("gate_up"))];
+        if columns == 1 {
+            kernels.push(("to_half", format!("to_half_{}", layout.name())));
+        }
+        Source {
+            name: of("matvec"),
+            defines: format!("#define TYPE {}\n#define COLUMNS {columns}", layout as i32),
+            text: include_str!("kernels/matvec.cu"),
+            kernels,
+        }
+    });
+    common.chain(products).collect()
+}
+
 /// What every source begins with.
-pub(crate) const HEADERS: [&str; 2] = [include_str!("kernels/common.cuh"), include_str!("kernels/dequant.cuh")];
+const HEADERS: [&str; 2] = [include_str!("kernels/common.cuh"), include_str!("kernels/dequant.cuh")];
 
 /// Device memory that is freed with its owner.
 pub(crate) struct Memory {
@@ -63,7 +86,7 @@ pub(crate) fn failed(what: &str) -> impl Fn(result::DriverError) -> DeviceError 
 
 impl Gpu {
     /// Opens card `index` and compiles the kernels for it, or takes them from `cache`.
-    pub fn open(index: usize, cache: Option<&Path>) -> Result<Self, DeviceError> {
+    pub fn open(index: usize, cache: Option<&Path>, layouts: &[Layout]) -> Result<Self, DeviceError> {
         // SAFETY: only looks for the libraries.
         let (driver, nvrtc) = unsafe { (sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present()) };
         if !driver {
@@ -97,21 +120,22 @@ impl Gpu {
         let mut gpu =
             Gpu { context, stream, kernels: HashMap::new(), blas, name, processors, programmatic: major >= 9 };
         let arch = format!("sm_{major}{minor}");
-        let compile = |(name, define, text, _): Source| {
-            crate::nvrtc::cubin(name, &[define, HEADERS[0], HEADERS[1], text].join("\n"), &arch, cache)
+        let sources = sources(layouts);
+        let compile = |source: &Source| {
+            let text = [&source.defines, HEADERS[0], HEADERS[1], source.text].join("\n");
+            crate::nvrtc::cubin(&source.name, &text, &arch, cache)
         };
         let binaries = std::thread::scope(|scope| {
             let compile = &compile;
-            let workers: Vec<_> =
-                SOURCES.into_iter().map(|source| scope.spawn(move || compile(source))).collect();
+            let workers: Vec<_> = sources.iter().map(|source| scope.spawn(move || compile(source))).collect();
             let stopped = |_| DeviceError::Backend("a thread that compiles kernels stopped".into());
             workers.into_iter().map(|w| w.join().map_err(stopped)?).collect::<Result<Vec<_>, DeviceError>>()
         })?;
-        for ((_, _, _, kernels), binary) in SOURCES.into_iter().zip(binaries) {
+        for (source, binary) in sources.iter().zip(binaries) {
             let module = gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
-            for kernel in kernels {
+            for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
-                gpu.kernels.insert(kernel.to_string(), function);
+                gpu.kernels.insert(name.clone(), function);
             }
         }
         Ok(gpu)

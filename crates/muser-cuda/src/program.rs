@@ -10,7 +10,7 @@ use muser_core::{Buf, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs, Slot}
 use std::ops::Range;
 
 /// Rows up to which weights are multiplied as int8 while they stream by; more rows go to tensor cores.
-pub(crate) const SMALL: usize = 16;
+pub(crate) const SMALL: usize = 8;
 
 /// One launch.
 pub(crate) struct Node {
@@ -245,25 +245,32 @@ impl<'a> Compiler<'a> {
             }
             return Ok(());
         }
-        let rows: usize = segments.iter().map(|s| s.0.rows).sum();
-        for first in (0..n).step_by(8) {
-            let count = (n - first).min(8);
-            let shifted = segments.iter().map(|(m, out, stride)| (*m, out + (first * stride * 4) as u64, *stride));
-            let m = Matvec {
-                segments: shifted.collect(),
-                cols,
-                n: count,
-                first,
-                x_stride: cols,
-                mul: cap.0,
-                cap: cap.1,
-                batch: self.key.rows,
-                gather: if gather { self.buffers.rows.ptr } else { 0 },
-            };
-            let x = if gather { x } else { x.from_row(first, cols) };
-            let name = format!("matvec_{}", count.next_power_of_two());
-            let args = Args::default().matvec(&m).activation(&x);
-            self.push(steps.clone(), FILE, &name, (rows.div_ceil(16), 1, 1), 256, args)?;
+        // One launch for each layout: neighbours of one layout share it.
+        let mut layouts: Vec<_> = segments.iter().map(|s| s.0.layout).collect();
+        layouts.sort_by_key(|l| *l as i32);
+        layouts.dedup();
+        for layout in layouts {
+            let same: Vec<_> = segments.iter().filter(|s| s.0.layout == layout).collect();
+            let rows: usize = same.iter().map(|s| s.0.rows).sum();
+            for first in (0..n).step_by(8) {
+                let count = (n - first).min(8);
+                let shifted = same.iter().map(|(m, out, stride)| (*m, out + (first * stride * 4) as u64, *stride));
+                let m = Matvec {
+                    segments: shifted.collect(),
+                    cols,
+                    n: count,
+                    first,
+                    x_stride: cols,
+                    mul: cap.0,
+                    cap: cap.1,
+                    batch: self.key.rows,
+                    gather: if gather { self.buffers.rows.ptr } else { 0 },
+                };
+                let x = if gather { x } else { x.from_row(first, cols) };
+                let name = format!("matvec_{}_{}", layout.name(), count.next_power_of_two());
+                let args = Args::default().matvec(&m).activation(&x);
+                self.push(steps.clone(), FILE, &name, (rows.div_ceil(16), 1, 1), 256, args)?;
+            }
         }
         Ok(())
     }
@@ -271,17 +278,18 @@ impl<'a> Compiler<'a> {
     /// One product on many rows: a piece of the weight at a time is widened to f16 and multiplied on tensor cores.
     fn gemm(&mut self, steps: Range<usize>, m: Matrix, x: u64, out: u64, n: usize) -> Result<(), DeviceError> {
         let scratch = &self.buffers.scratch;
-        self.push(
-            steps.clone(),
-            "src/kernels/to_half.cu",
-            "to_half",
-            (m.cols.div_ceil(512), m.rows, 1),
-            256,
-            Args::default().ptr(m.ptr).int(m.layout as usize).int(m.cols).float(m.scale).ptr(scratch.ptr),
-        )?;
+        self.widen(steps.clone(), m, m.ptr, m.rows)?;
         let work = Work::Gemm { w: scratch.ptr, x, out, m: m.rows, n, k: m.cols, stride: m.rows };
         self.nodes.push(Node { steps, name: "gemm-f16 (cuBLAS)".into(), file: "src/gpu.rs", work });
         Ok(())
+    }
+
+    /// `rows` rows of a matrix from address `at` on, as f16 into the scratch.
+    fn widen(&mut self, steps: Range<usize>, m: Matrix, at: u64, rows: usize) -> Result<(), DeviceError> {
+        let args = Args::default().ptr(at).int(m.cols).float(m.scale).ptr(self.buffers.scratch.ptr);
+        let grid = ((m.cols / m.layout.chunk()).div_ceil(256), rows, 1);
+        let name = format!("to_half_{}", m.layout.name());
+        self.push(steps, "src/kernels/matvec.cu", &name, grid, 256, args)
     }
 
     fn gate_up(&mut self, steps: Range<usize>, gate: Matrix, up: Matrix) -> Result<(), DeviceError> {
@@ -293,6 +301,12 @@ impl<'a> Compiler<'a> {
             self.gemm(steps.clone(), up, h.h, b.up.ptr, n)?;
             let args = Args::default().ptr(b.gate.ptr).ptr(b.up.ptr).ptr(f.f).ptr(f.h).long(n * ff);
             return self.push(steps, "src/kernels/norm.cu", "silu_mul", ((n * ff).div_ceil(1024), 1, 1), 256, args);
+        }
+        if gate.layout != up.layout {
+            self.multiply(steps.clone(), vec![(gate, b.gate.ptr, ff), (up, b.up.ptr, ff)], h, n, (1.0, 0.0), false)?;
+            let args = Args::default().ptr(b.gate.ptr).ptr(b.up.ptr).long(n * ff).activation(&f);
+            let grid = ((n * ff).div_ceil(1024), 1, 1);
+            return self.push(steps, "src/kernels/norm.cu", "silu_quantize", grid, 1024, args);
         }
         for first in (0..n).step_by(8) {
             let count = (n - first).min(8);
@@ -308,7 +322,7 @@ impl<'a> Compiler<'a> {
                 gather: 0,
             };
             let (x, out) = (h.from_row(first, gate.cols), f.from_row(first, ff));
-            let name = format!("gate_up_{}", count.next_power_of_two());
+            let name = format!("gate_up_{}_{}", gate.layout.name(), count.next_power_of_two());
             let args = Args::default().matvec(&m).activation(&x).activation(&out);
             self.push(steps.clone(), "src/kernels/matvec.cu", &name, (ff / 32, 1, 1), 256, args)?;
         }
@@ -336,9 +350,7 @@ impl<'a> Compiler<'a> {
         for first in (0..m.rows).step_by(most) {
             let rows = (m.rows - first).min(most);
             let at = m.ptr + (first * m.layout.row_bytes(m.cols)) as u64;
-            let args = Args::default().ptr(at).int(m.layout as usize).int(m.cols).float(m.scale).ptr(b.scratch.ptr);
-            let grid = (m.cols.div_ceil(512), rows, 1);
-            self.push(steps.clone(), "src/kernels/to_half.cu", "to_half", grid, 256, args)?;
+            self.widen(steps.clone(), m, at, rows)?;
             let out = logits + (first * 4) as u64;
             let work = Work::Gemm { w: b.scratch.ptr, x: picked.h, out, m: rows, n, k: m.cols, stride: m.rows };
             self.nodes.push(Node { steps: steps.clone(), name: "gemm-f16 (cuBLAS)".into(), file: "src/gpu.rs", work });

@@ -48,7 +48,17 @@ impl Layout {
         }
     }
 
-    /// Short name for routes.
+    /// Weights in a 16-byte chunk of quants.
+    pub fn chunk(self) -> usize {
+        match self {
+            Layout::F32 => 4,
+            Layout::F16 | Layout::BF16 => 8,
+            Layout::Q8_0 => 16,
+            Layout::Q4_0 | Layout::Q4K | Layout::Q5K | Layout::Q6K => 32,
+        }
+    }
+
+    /// Short name for kernels.
     pub fn name(self) -> &'static str {
         match self {
             Layout::F32 => "f32",
@@ -87,6 +97,15 @@ fn is_vector(slot: &Slot) -> bool {
         slot.kind,
         OutputNorm | AttnNorm | AttnQNorm | AttnKNorm | PostAttnNorm | FfnNorm | PostFfnNorm | FcNorm
     )
+}
+
+/// Layouts of a model's matrices, each once.
+pub(crate) fn layouts(model: &Model) -> Vec<Layout> {
+    let matrices = model.slots.iter().filter(|(slot, _)| !is_vector(slot));
+    let mut all: Vec<Layout> = matrices.map(|(_, (dtype, ..))| Layout::of(*dtype)).collect();
+    all.sort_by_key(|layout| *layout as i32);
+    all.dedup();
+    all
 }
 
 /// Bytes that the weights will take on the card.

@@ -82,9 +82,14 @@ __device__ __forceinline__ int chunks(int cols) {
 template <int T>
 __device__ __forceinline__ float chunk_dot(const Chunk& k, int c, const i8* q, const float* d, const float* s, const float* f) {
     if (T == Q4_K || T == Q5_K) {
-        int j = c & 7, e = (c >> 3) * 256 + (j >> 1) * 64 + (j & 1) * 16, g = (j >> 1) * 2, s0, m0, s1, m1;
-        k_scale(k.head.y, k.head.z, k.head.w, g, s0, m0);
-        k_scale(k.head.y, k.head.z, k.head.w, g + 1, s1, m1);
+        int j = c & 7, e = (c >> 3) * 256 + (j >> 1) * 64 + (j & 1) * 16, g = (j >> 1) * 2;
+        // Scales and minima of both groups at once, as pairs of bytes.
+        int shift = (j & 2) * 8;
+        u32 w0 = k.head.y >> shift, w1 = k.head.z >> shift, w2 = k.head.w >> shift;
+        u32 sc = j < 4 ? w0 & 0x3f3f : (w2 & 0x0f0f) | ((w0 & 0xc0c0) >> 2);
+        u32 mn = j < 4 ? w1 & 0x3f3f : ((w2 >> 4) & 0x0f0f) | ((w1 & 0xc0c0) >> 2);
+        int s0 = sc & 255, s1 = (sc >> 8) & 255;
+        float m0 = (float)(mn & 255), m1 = (float)((mn >> 8) & 255);
         uint4 lo = low4(k.q), hi = high4(k.q);
         if (T == Q5_K) {
             const u32 one = 0x01010101;
@@ -95,8 +100,9 @@ __device__ __forceinline__ float chunk_dot(const Chunk& k, int c, const i8* q, c
         }
         int a = dot16(lo, *(const uint4*)(q + e), 0), b = dot16(hi, *(const uint4*)(q + e + 32), 0);
         float dw = half_to_float((u16)k.head.x), mw = half_to_float((u16)(k.head.x >> 16));
-        float v = (float)s0 * (float)a * d[e >> 5] + (float)s1 * (float)b * d[(e >> 5) + 1];
-        float m = (float)m0 * s[e >> 4] + (float)m1 * s[(e >> 4) + 2];
+        float2 dx = *(const float2*)(d + (e >> 5));
+        float v = (float)(s0 * a) * dx.x + (float)(s1 * b) * dx.y;
+        float m = m0 * s[e >> 4] + m1 * s[(e >> 4) + 2];
         return dw * v - mw * m;
     }
     if (T == Q6_K) {
@@ -145,27 +151,30 @@ __device__ __forceinline__ void two_rows(const u8* w0, const u8* w1, const Matve
     float acc[2][NC];
 #pragma unroll
     for (int c = 0; c < NC; ++c) acc[0][c] = acc[1][c] = 0.0f;
+    // The next chunks are loaded before the current ones are used.
     int i = lane;
-    for (; i + 32 < total; i += 64) {
-        Chunk k00 = load_chunk<T>(w0, a.cols, i), k10 = load_chunk<T>(w1, a.cols, i);
-        Chunk k01 = load_chunk<T>(w0, a.cols, i + 32), k11 = load_chunk<T>(w1, a.cols, i + 32);
-#pragma unroll
-        for (int c = 0; c < NC; ++c) {
-            u64 at = (u64)columns[c] * a.x_stride;
-            const i8* q = x.q + at;
-            const float *d = x.d + (at >> 5), *s = x.s + (at >> 4), *f = x.f + at;
-            acc[0][c] += chunk_dot<T>(k00, i, q, d, s, f) + chunk_dot<T>(k01, i + 32, q, d, s, f);
-            acc[1][c] += chunk_dot<T>(k10, i, q, d, s, f) + chunk_dot<T>(k11, i + 32, q, d, s, f);
-        }
+    Chunk k0, k1;
+    if (i < total) {
+        k0 = load_chunk<T>(w0, a.cols, i);
+        k1 = load_chunk<T>(w1, a.cols, i);
     }
-    for (; i < total; i += 32) {
-        Chunk k0 = load_chunk<T>(w0, a.cols, i), k1 = load_chunk<T>(w1, a.cols, i);
+#pragma unroll 1
+    while (i < total) {
+        int next = i + 32;
+        Chunk n0, n1;
+        if (next < total) {
+            n0 = load_chunk<T>(w0, a.cols, next);
+            n1 = load_chunk<T>(w1, a.cols, next);
+        }
 #pragma unroll
         for (int c = 0; c < NC; ++c) {
             u64 at = (u64)columns[c] * a.x_stride;
             acc[0][c] += chunk_dot<T>(k0, i, x.q + at, x.d + (at >> 5), x.s + (at >> 4), x.f + at);
             acc[1][c] += chunk_dot<T>(k1, i, x.q + at, x.d + (at >> 5), x.s + (at >> 4), x.f + at);
         }
+        k0 = n0;
+        k1 = n1;
+        i = next;
     }
 #pragma unroll
     for (int c = 0; c < NC; ++c) {
@@ -174,23 +183,9 @@ __device__ __forceinline__ void two_rows(const u8* w0, const u8* w1, const Matve
     }
 }
 
-template <int NC>
-__device__ __forceinline__ void two_rows_of(int type, const u8* w0, const u8* w1, const Matvec& a, const Activation& x, const int* columns, float out[2][NC]) {
-    switch (type) {
-        case F32: two_rows<F32, NC>(w0, w1, a, x, columns, out); break;
-        case F16: two_rows<F16, NC>(w0, w1, a, x, columns, out); break;
-        case BF16: two_rows<BF16, NC>(w0, w1, a, x, columns, out); break;
-        case Q8_0: two_rows<Q8_0, NC>(w0, w1, a, x, columns, out); break;
-        case Q4_0: two_rows<Q4_0, NC>(w0, w1, a, x, columns, out); break;
-        case Q4_K: two_rows<Q4_K, NC>(w0, w1, a, x, columns, out); break;
-        case Q5_K: two_rows<Q5_K, NC>(w0, w1, a, x, columns, out); break;
-        default: two_rows<Q6_K, NC>(w0, w1, a, x, columns, out); break;
-    }
-}
-
 // Fetches the first part of two rows into the second-level cache while the kernels before are still at work.
 __device__ __forceinline__ void prefetch_rows(const u8* w0, const u8* w1, u64 bytes) {
-    u64 most = bytes < 4096 ? bytes : 4096;
+    u64 most = bytes < 16384 ? bytes : 16384;
     for (u64 at = (threadIdx.x & 31) * 128; at < most; at += 4096) {
         prefetch_l2(w0 + at);
         prefetch_l2(w1 + at);
@@ -216,65 +211,64 @@ __device__ __forceinline__ void columns_of(const Matvec& a, int* columns) {
 }
 
 // grid: one block of 8 warps for 16 rows of the concatenated segments.
-template <int NC>
+template <int T, int NC>
 __device__ __forceinline__ void matvec(const Matvec& a, const Activation& x) {
-    int r = (blockIdx.x * 8 + (threadIdx.x >> 5)) * 2, s = 0;
-    while (s < a.segments && r >= a.seg[s].rows) r -= a.seg[s++].rows;
-    bool live = s < a.segments;
-    const Segment& seg = a.seg[live ? s : 0];
-    u64 bytes = row_bytes(seg.type, a.cols);
-    const u8* w0 = seg.w + (u64)(live ? r : 0) * bytes;
+    int r = (blockIdx.x * 8 + (threadIdx.x >> 5)) * 2;
+    const u8* w = a.seg[0].w;
+    float* out = a.seg[0].out;
+    float scale = a.seg[0].scale;
+    u32 stride = a.out_stride[0];
+    int rows = a.seg[0].rows;
+#pragma unroll
+    for (int s = 1; s < 4; ++s) {
+        if (s < a.segments && r >= rows) {
+            r -= rows;
+            rows = a.seg[s].rows; w = a.seg[s].w; out = a.seg[s].out; scale = a.seg[s].scale; stride = a.out_stride[s];
+        }
+    }
+    bool live = r < rows;
+    u64 bytes = row_bytes(T, a.cols);
+    const u8* w0 = w + (u64)(live ? r : 0) * bytes;
     if (live) prefetch_rows(w0, w0 + bytes, bytes);
     allow_next();
     wait_previous();
     if (!live) return;
     int columns[NC];
     columns_of<NC>(a, columns);
-    float out[2][NC];
-    two_rows_of<NC>(seg.type, w0, w0 + bytes, a, x, columns, out);
+    float sums[2][NC];
+    two_rows<T, NC>(w0, w0 + bytes, a, x, columns, sums);
     int lane = threadIdx.x & 31;
     if (lane < 2) {
 #pragma unroll
         for (int c = 0; c < NC; ++c) {
-            if (c >= a.n) break;
-            float v = (lane ? out[1][c] : out[0][c]) * seg.scale * a.mul;
+            float v = (lane ? sums[1][c] : sums[0][c]) * scale * a.mul;
             if (a.cap > 0.0f) v = a.cap * tanhf(v / a.cap);
-            seg.out[(u64)c * a.out_stride[s] + r + lane] = v;
+            if (c < a.n) out[(u64)c * stride + r + lane] = v;
         }
     }
 }
 
 // grid: one block of 8 warps for 32 outputs, four a warp; the block quantises its 32 for the product that follows.
-template <int NC>
+template <int T, int NC>
 __device__ __forceinline__ void gate_up(const Matvec& a, const Activation& x, const Activation& out) {
     __shared__ float values[NC][32];
-    const Segment& seg = a.seg[0];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, base = blockIdx.x * 32;
-    u64 bytes = row_bytes(seg.type, a.cols), bytes2 = row_bytes(a.seg[1].type, a.cols);
-    for (int i = 0; i < 4; ++i) {
-        int r = base + warp * 4 + i;
-        prefetch_rows(seg.w + r * bytes, a.seg[1].w + r * bytes2, bytes < bytes2 ? bytes : bytes2);
-    }
+    u64 bytes = row_bytes(T, a.cols);
+    const u8 *gate = a.seg[0].w + (u64)(base + warp * 4) * bytes, *up = a.seg[1].w + (u64)(base + warp * 4) * bytes;
+    for (int i = 0; i < 4; ++i) prefetch_rows(gate + i * bytes, up + i * bytes, bytes);
     allow_next();
     wait_previous();
     int columns[NC];
-    columns_of<NC>(a, columns);
-    for (int i = 0; i < 4; ++i) {
-        int r = base + warp * 4 + i;
-        float v[2][NC];
-        if (seg.type == a.seg[1].type) {
-            two_rows_of<NC>(seg.type, seg.w + r * bytes, a.seg[1].w + r * bytes2, a, x, columns, v);
-        } else {
-            float other[2][NC];
-            two_rows_of<NC>(seg.type, seg.w + r * bytes, seg.w + r * bytes, a, x, columns, v);
-            two_rows_of<NC>(a.seg[1].type, a.seg[1].w + r * bytes2, a.seg[1].w + r * bytes2, a, x, columns, other);
 #pragma unroll
-            for (int c = 0; c < NC; ++c) v[1][c] = other[0][c];
-        }
+    for (int c = 0; c < NC; ++c) columns[c] = c < a.n ? c : a.n - 1;
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+        float v[2][NC];
+        two_rows<T, NC>(gate + i * bytes, up + i * bytes, a, x, columns, v);
         if (lane == 0) {
 #pragma unroll
             for (int c = 0; c < NC; ++c) {
-                float g = v[0][c] * seg.scale, u = v[1][c] * a.seg[1].scale;
+                float g = v[0][c] * a.seg[0].scale, u = v[1][c] * a.seg[1].scale;
                 values[c][warp * 4 + i] = g / (1.0f + __expf(-g)) * u;
             }
         }
@@ -288,10 +282,93 @@ __device__ __forceinline__ void gate_up(const Matvec& a, const Activation& x, co
     }
 }
 
-// COLUMNS (1, 2, 4 or 8) is defined by the caller: each value is a program of its own, compiled beside the others.
-#define NAME2(base, n) base##_##n
-#define NAME(base, n) NAME2(base, n)
-extern "C" __global__ void __launch_bounds__(256) NAME(matvec, COLUMNS)(const Matvec a, const Activation x) { matvec<COLUMNS>(a, x); }
-extern "C" __global__ void __launch_bounds__(256) NAME(gate_up, COLUMNS)(const Matvec a, const Activation x, const Activation out) {
-    gate_up<COLUMNS>(a, x, out);
+// 16 weights w * q - m, q from the bytes of a word quadruple, as f16.
+__device__ __forceinline__ void widen16(uint4 q, float w, float m, bool is_signed, u16* out) {
+    u32 words[8];
+    const u32* from = (const u32*)&q;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float v[4];
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+            int n = (from[i] >> (8 * b)) & 255;
+            v[b] = w * (float)(is_signed ? (int)(i8)n : n) - m;
+        }
+        words[2 * i] = floats_to_half2(v[0], v[1]);
+        words[2 * i + 1] = floats_to_half2(v[2], v[3]);
+    }
+    ((uint4*)out)[0] = make_uint4(words[0], words[1], words[2], words[3]);
+    ((uint4*)out)[1] = make_uint4(words[4], words[5], words[6], words[7]);
+}
+
+// One chunk of a row, times `scale`, as f16 where its elements stand.
+template <int T>
+__device__ __forceinline__ void widen_chunk(const Chunk& k, int c, float scale, u16* out) {
+    if (T == Q4_K || T == Q5_K) {
+        int j = c & 7, e = (c >> 3) * 256 + (j >> 1) * 64 + (j & 1) * 16, g = (j >> 1) * 2, s0, m0, s1, m1;
+        k_scale(k.head.y, k.head.z, k.head.w, g, s0, m0);
+        k_scale(k.head.y, k.head.z, k.head.w, g + 1, s1, m1);
+        uint4 lo = low4(k.q), hi = high4(k.q);
+        if (T == Q5_K) {
+            u32 *l = (u32*)&lo, *h = (u32*)&hi;
+            const u32* x = (const u32*)&k.extra;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                l[i] |= ((x[i] >> g) & 0x01010101) << 4;
+                h[i] |= ((x[i] >> (g + 1)) & 0x01010101) << 4;
+            }
+        }
+        float dw = half_to_float((u16)k.head.x) * scale, mw = half_to_float((u16)(k.head.x >> 16)) * scale;
+        widen16(lo, dw * (float)s0, mw * (float)m0, false, out + e);
+        widen16(hi, dw * (float)s1, mw * (float)m1, false, out + e + 32);
+    } else if (T == Q6_K) {
+        int j = c & 7, part = (j >> 1) & 1, e = (c >> 3) * 256 + (j >> 2) * 128 + part * 32 + (j & 1) * 16, p = 2 * part;
+        uint4 lo = low4(k.q), hi = high4(k.q);
+        u32 *l = (u32*)&lo, *h = (u32*)&hi;
+        const u32* x = (const u32*)&k.extra;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            l[i] |= ((x[i] >> p) & 0x03030303) << 4;
+            h[i] |= ((x[i] >> (p + 4)) & 0x03030303) << 4;
+        }
+        float d = half_to_float((u16)k.head.z) * scale, a = d * (float)(int)k.head.x, b = d * (float)(int)k.head.y;
+        widen16(lo, a, a * 32.0f, false, out + e);
+        widen16(hi, b, b * 32.0f, false, out + e + 64);
+    } else if (T == Q8_0) {
+        widen16(k.q, half_to_float((u16)k.head.x) * scale, 0.0f, true, out + c * 16);
+    } else if (T == Q4_0) {
+        float d = half_to_float((u16)k.head.x) * scale;
+        widen16(low4(k.q), d, d * 8.0f, false, out + c * 32);
+        widen16(high4(k.q), d, d * 8.0f, false, out + c * 32 + 16);
+    } else if (T == F32) {
+        const float* f = (const float*)&k.q;
+        *(uint2*)(out + c * 4) = make_uint2(floats_to_half2(f[0] * scale, f[1] * scale), floats_to_half2(f[2] * scale, f[3] * scale));
+    } else {
+        const u32* w = (const u32*)&k.q;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u16 lo = (u16)w[i], hi = (u16)(w[i] >> 16);
+            float a = T == F16 ? half_to_float(lo) : bf16_to_float(lo), b = T == F16 ? half_to_float(hi) : bf16_to_float(hi);
+            ((u32*)(out + c * 8))[i] = floats_to_half2(a * scale, b * scale);
+        }
+    }
+}
+
+// Dequantises a matrix to f16 for a product on many rows. grid: (ceil(chunks / 256), rows), a chunk a thread.
+extern "C" __global__ void __launch_bounds__(256) to_half(const u8* w, u32 cols, float scale, u16* out) {
+    allow_next();
+    wait_previous();
+    int c = blockIdx.x * 256 + threadIdx.x;
+    if (c >= chunks<TYPE>(cols)) return;
+    const u8* row = w + blockIdx.y * row_bytes(TYPE, cols);
+    widen_chunk<TYPE>(load_chunk<TYPE>(row, cols, c), c, scale, out + (u64)blockIdx.y * cols);
+}
+
+// TYPE (a layout) and COLUMNS (1, 2, 4 or 8) are defined by the caller: each pair is a program of its own, made only for the
+// layouts of the model.
+// As many blocks a multiprocessor as registers allow without spilling.
+#define BLOCKS (COLUMNS == 1 ? (TYPE == Q5_K || TYPE == Q6_K ? 3 : 4) : COLUMNS <= 4 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) matvec_rows(const Matvec a, const Activation x) { matvec<TYPE, COLUMNS>(a, x); }
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) gate_up_rows(const Matvec a, const Activation x, const Activation out) {
+    gate_up<TYPE, COLUMNS>(a, x, out);
 }

@@ -1,8 +1,8 @@
 // Embedding, RMS norms and the tails between blocks; each also quantises what it hands to the next product.
-// Layout: one block of 1024 threads a row; a row stays in registers (at most 16 values a thread).
+// Layout: one block of 1024 threads a row; a row stays in registers (at most 8 values a thread).
 // Bytes: a few rows of activations. Operations: two sums of squares.
 // Latency binds: the kernels after it fetch their weights meanwhile.
-#define PER_THREAD 16
+#define PER_THREAD 8
 
 // Writes `h` f32, f16 and int8. Threads hold element i * 1024 + threadIdx.x in v[i].
 __device__ __forceinline__ void emit(const float* v, u32 n, u64 at, const Activation& h, int halves) {
@@ -72,7 +72,14 @@ extern "C" __global__ void __launch_bounds__(1024) tail(const float* p, const fl
     __shared__ float shared[33];
     allow_next();
     u64 at = (u64)blockIdx.x * n;
-    float v[PER_THREAD], w[PER_THREAD];
+    // Weights are there before the kernels ahead are done.
+    float v[PER_THREAD], w[PER_THREAD], after[PER_THREAD], before[PER_THREAD];
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+        u32 e = i * 1024 + threadIdx.x;
+        before[i] = post && e < n ? post[e] : 0.0f;
+        after[i] = e < n ? next[e] : 0.0f;
+    }
     wait_previous();
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
@@ -85,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(1024) tail(const float* p, const fl
     for (int i = 0; i < PER_THREAD; ++i) {
         u32 e = i * 1024 + threadIdx.x;
         if (e < n) {
-            v[i] = post ? v[i] * f * post[e] + w[i] : v[i] + w[i];
+            v[i] = post ? v[i] * f * before[i] + w[i] : v[i] + w[i];
             x[at + e] = v[i];
             if (features) features[(u64)rows[blockIdx.x].feature * feature_stride + e] = v[i];
         } else {
@@ -96,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(1024) tail(const float* p, const fl
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
         u32 e = i * 1024 + threadIdx.x;
-        if (e < n) v[i] = v[i] * f * next[e];
+        v[i] = v[i] * f * after[i];
     }
     emit(v, n, at, h, halves);
 }
@@ -125,6 +132,18 @@ extern "C" __global__ void silu_mul(const float* g, const float* u, float* f, u1
     float4 v = make_float4(a.x / (1.0f + __expf(-a.x)) * b.x, a.y / (1.0f + __expf(-a.y)) * b.y, a.z / (1.0f + __expf(-a.z)) * b.z, a.w / (1.0f + __expf(-a.w)) * b.w);
     *(float4*)(f + i) = v;
     *(uint2*)(h + i) = make_uint2(floats_to_half2(v.x, v.y), floats_to_half2(v.z, v.w));
+}
+
+// f = silu(g) * u for a few rows, quantised for the product that follows. grid: ceil(n / 1024) blocks of 1024; n is a multiple of 32.
+extern "C" __global__ void __launch_bounds__(1024) silu_quantize(const float* g, const float* u, u64 n, const Activation out) {
+    allow_next();
+    wait_previous();
+    u64 base = (u64)blockIdx.x * 1024 + (threadIdx.x & ~31u);
+    if (base >= n) return;
+    int lane = threadIdx.x & 31;
+    float a = g[base + lane], v = a / (1.0f + __expf(-a)) * u[base + lane];
+    out.f[base + lane] = v;
+    quantize32(v, base, lane, out);
 }
 
 // logits = cap * tanh(l * scale / cap), in place.
