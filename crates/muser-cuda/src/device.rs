@@ -114,7 +114,7 @@ impl CudaDevice {
 
     fn submit(&self, node: &Node) -> Result<(), DeviceError> {
         match &node.work {
-            Work::Kernel { kernel, grid, block, args } => self.gpu.launch(kernel, *grid, *block, &args.0),
+            Work::Kernel { kernel, grid, block, shared, args } => self.gpu.launch(kernel, *grid, *block, *shared, &args.0),
             Work::Gemm { w, x, out, m, n, k, stride } => self.gpu.gemm(*w, *x, *out, (*m, *n, *k), *stride),
         }
     }
@@ -268,7 +268,7 @@ impl Device for CudaDevice {
             return Ok(vec![]);
         }
         let args = Args::default().ptr(self.buffers.logits.ptr).int(vocab).ptr(self.buffers.best.ptr);
-        self.gpu.launch(&self.gpu.kernel("argmax")?, (rows as u32, 1, 1), 1024, &args.0)?;
+        self.gpu.launch(&self.gpu.kernel("argmax")?, (rows as u32, 1, 1), 1024, 0, &args.0)?;
         let mut bytes = vec![0u8; rows * 4];
         self.gpu.download(&self.buffers.best, 0, &mut bytes)?;
         Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())

@@ -195,6 +195,7 @@ impl Gpu {
         kernel: &CudaFunction,
         grid: (u32, u32, u32),
         block: u32,
+        shared: u32,
         args: &[Vec<u8>],
     ) -> Result<(), DeviceError> {
         self.context.bind_to_thread().map_err(failed("bind the card"))?;
@@ -210,7 +211,7 @@ impl Gpu {
             blockDimX: block,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: 0,
+            sharedMemBytes: shared,
             hStream: self.stream.cu_stream(),
             attrs: &mut attribute,
             numAttrs: u32::from(self.programmatic),

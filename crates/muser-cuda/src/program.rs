@@ -4,7 +4,7 @@ use crate::buffers::Buffers;
 use crate::gpu::Gpu;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Matvec};
-use crate::weights::{Matrix, Weights};
+use crate::weights::{Layout, Matrix, Weights};
 use cudarc::driver::CudaFunction;
 use muser_core::{Buf, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs, Slot};
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub(crate) struct Node {
 }
 
 pub(crate) enum Work {
-    Kernel { kernel: CudaFunction, grid: (u32, u32, u32), block: u32, args: Args },
+    Kernel { kernel: CudaFunction, grid: (u32, u32, u32), block: u32, shared: u32, args: Args },
     Gemm { w: u64, x: u64, out: u64, m: usize, n: usize, k: usize, stride: usize },
 }
 
@@ -46,6 +46,15 @@ impl Key {
 /// Blocks among which a window's keys are split at most.
 const WINDOW_SPLITS: usize = 16;
 
+/// Longest activation row that a block keeps in shared memory: int8, scales and sums fit the 48 KB that need no consent.
+const SHARED_COLUMNS: usize = 34_816;
+
+/// Shared memory of a product with `n` activation rows of `cols`.
+fn staged(layout: Layout, cols: usize, n: usize) -> u32 {
+    let quantised = !matches!(layout, Layout::F32 | Layout::F16 | Layout::BF16);
+    if n == 1 && quantised && cols <= SHARED_COLUMNS { (cols + cols / 8 + cols / 4) as u32 } else { 0 }
+}
+
 pub(crate) struct Compiler<'a> {
     pub gpu: &'a Gpu,
     pub model: &'a Model,
@@ -53,6 +62,8 @@ pub(crate) struct Compiler<'a> {
     pub kv: &'a Kv,
     pub buffers: &'a Buffers,
     pub key: Key,
+    /// Dynamic shared memory of the next launch.
+    shared: u32,
     nodes: Vec<Node>,
 }
 
@@ -65,7 +76,7 @@ impl<'a> Compiler<'a> {
         buffers: &'a Buffers,
         key: Key,
     ) -> Self {
-        Compiler { gpu, model, weights, kv, buffers, key, nodes: vec![] }
+        Compiler { gpu, model, weights, kv, buffers, key, shared: 0, nodes: vec![] }
     }
 
     fn large(&self) -> bool {
@@ -90,8 +101,9 @@ impl<'a> Compiler<'a> {
         args: Args,
     ) -> Result<(), DeviceError> {
         let kernel = self.gpu.kernel(name)?;
+        let shared = self.shared;
         let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
-        let work = Work::Kernel { kernel, grid, block: block as u32, args };
+        let work = Work::Kernel { kernel, grid, block: block as u32, shared, args };
         self.nodes.push(Node { steps, name: name.to_string(), file, work });
         Ok(())
     }
@@ -269,7 +281,9 @@ impl<'a> Compiler<'a> {
                 let x = if gather { x } else { x.from_row(first, cols) };
                 let name = format!("matvec_{}_{}", layout.name(), count.next_power_of_two());
                 let args = Args::default().matvec(&m).activation(&x);
+                self.shared = staged(layout, cols, count);
                 self.push(steps.clone(), FILE, &name, (rows.div_ceil(16), 1, 1), 256, args)?;
+                self.shared = 0;
             }
         }
         Ok(())
@@ -324,7 +338,9 @@ impl<'a> Compiler<'a> {
             let (x, out) = (h.from_row(first, gate.cols), f.from_row(first, ff));
             let name = format!("gate_up_{}_{}", gate.layout.name(), count.next_power_of_two());
             let args = Args::default().matvec(&m).activation(&x).activation(&out);
+            self.shared = staged(gate.layout, gate.cols, count);
             self.push(steps.clone(), "src/kernels/matvec.cu", &name, (ff / 32, 1, 1), 256, args)?;
+            self.shared = 0;
         }
         Ok(())
     }

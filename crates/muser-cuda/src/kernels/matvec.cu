@@ -210,6 +210,29 @@ __device__ __forceinline__ void columns_of(const Matvec& a, int* columns) {
     }
 }
 
+// Longest activation row that a block keeps in shared memory (mirrors SHARED_COLUMNS in program.rs).
+#define SHARED_COLUMNS 34816
+extern __shared__ uint4 staged[];
+
+// One activation row, copied beside the warps: they read it once for every row of W.
+template <int T>
+__device__ __forceinline__ Activation stage(const Matvec& a, const Activation& x, int& column) {
+    if (T < Q8_0 || a.cols > SHARED_COLUMNS) return x;
+    u64 at = (u64)column * a.x_stride;
+    int q = a.cols / 16, d = a.cols / 128, s = a.cols / 64;
+    const uint4 *from_q = (const uint4*)(x.q + at), *from_d = (const uint4*)(x.d + (at >> 5)), *from_s = (const uint4*)(x.s + (at >> 4));
+    for (int i = threadIdx.x; i < q; i += 256) staged[i] = from_q[i];
+    for (int i = threadIdx.x; i < d; i += 256) staged[q + i] = from_d[i];
+    for (int i = threadIdx.x; i < s; i += 256) staged[q + d + i] = from_s[i];
+    __syncthreads();
+    Activation y = x;
+    y.q = (i8*)staged;
+    y.d = (float*)(staged + q);
+    y.s = (float*)(staged + q + d);
+    column = 0;
+    return y;
+}
+
 // grid: one block of 8 warps for 16 rows of the concatenated segments.
 template <int T, int NC>
 __device__ __forceinline__ void matvec(const Matvec& a, const Activation& x) {
@@ -232,11 +255,12 @@ __device__ __forceinline__ void matvec(const Matvec& a, const Activation& x) {
     if (live) prefetch_rows(w0, w0 + bytes, bytes);
     allow_next();
     wait_previous();
-    if (!live) return;
     int columns[NC];
     columns_of<NC>(a, columns);
+    const Activation y = NC == 1 ? stage<T>(a, x, columns[0]) : x;
+    if (!live) return;
     float sums[2][NC];
-    two_rows<T, NC>(w0, w0 + bytes, a, x, columns, sums);
+    two_rows<T, NC>(w0, w0 + bytes, a, y, columns, sums);
     int lane = threadIdx.x & 31;
     if (lane < 2) {
 #pragma unroll
@@ -261,10 +285,11 @@ __device__ __forceinline__ void gate_up(const Matvec& a, const Activation& x, co
     int columns[NC];
 #pragma unroll
     for (int c = 0; c < NC; ++c) columns[c] = c < a.n ? c : a.n - 1;
+    const Activation y = NC == 1 ? stage<T>(a, x, columns[0]) : x;
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
         float v[2][NC];
-        two_rows<T, NC>(gate + i * bytes, up + i * bytes, a, x, columns, v);
+        two_rows<T, NC>(gate + i * bytes, up + i * bytes, a, y, columns, v);
         if (lane == 0) {
 #pragma unroll
             for (int c = 0; c < NC; ++c) {
