@@ -17,13 +17,17 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("check") => check(),
-        Some("speed") => speed(args.get(2).map_or("q4_k_m", String::as_str), args.get(3).map_or(52, |n| n.parse().unwrap())),
+        Some("speed") => speed(
+            args.get(2).map_or("q4_k_m", String::as_str),
+            args.get(3).map_or(52, |n| n.parse().unwrap()),
+        ),
         _ => eprintln!("card check | card speed [quant [layers]]"),
     }
 }
 
 fn rows(seq: SeqId, first: usize, tokens: &[u32], logits: bool) -> Vec<Row> {
-    let row = |(i, t): (usize, &u32)| Row { feature: i as u32, logits, ..Row::new(seq, (first + i) as u32, *t) };
+    let row =
+        |(i, t): (usize, &u32)| Row { feature: i as u32, logits, ..Row::new(seq, (first + i) as u32, *t) };
     tokens.iter().enumerate().map(row).collect()
 }
 
@@ -33,7 +37,10 @@ fn run(device: &mut dyn Device, pass: Pass, rows: &[Row]) -> Vec<f32> {
 }
 
 fn compare(what: &str, want: &[f32], got: &[f32], vocab: usize) {
-    let worst = want.iter().zip(got).fold(0f32, |w, (a, b)| if b.is_finite() { w.max((a - b).abs()) } else { f32::INFINITY });
+    let worst = want
+        .iter()
+        .zip(got)
+        .fold(0f32, |w, (a, b)| if b.is_finite() { w.max((a - b).abs()) } else { f32::INFINITY });
     let softmax = |row: &[f32]| {
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
         let total: f64 = row.iter().map(|x| (*x as f64 - max).exp()).sum();
@@ -89,12 +96,18 @@ fn check() {
         let mut shown = 0;
         for (step, (buf, y)) in &got.seen {
             let (_, x) = &want.seen[step];
-            let worst = x.iter().zip(y).fold(0f32, |w, (a, b)| if b.is_finite() { w.max((a - b).abs()) } else { 1e9 });
+            let worst = x
+                .iter()
+                .zip(y)
+                .fold(0f32, |w, (a, b)| if b.is_finite() { w.max((a - b).abs()) } else { 1e9 });
             let size = x.iter().fold(0f32, |w, a| w.max(a.abs()));
             if (worst > 0.05 * size || x.len() != y.len()) && shown < 8 {
                 shown += 1;
                 let s = &model.plans.target.steps[*step];
-                println!("  {name} step {step} {} layer {:?} {buf:?}: {worst} off at size {size}", s.name, s.layer);
+                println!(
+                    "  {name} step {step} {} layer {:?} {buf:?}: {worst} off at size {size}",
+                    s.name, s.layer
+                );
             }
         }
         for chunk in [1usize, 3, 8, 13, 64, 300] {
@@ -105,12 +118,14 @@ fn check() {
                 out.extend(run(&mut cuda, Pass::Target, &rows(y, i * chunk, part, true)));
             }
             compare(&format!("{name}, {chunk} rows a pass"), &want, &out, vocab);
-            if chunk == 64 && model.plans.draft.is_some() {
+            if let Some(draft) = model.plans.draft.as_ref().filter(|_| chunk == 64) {
                 // The last pass held positions 256..300: their features, then a block that sees no more than these.
-                let spec = &model.plans.draft.as_ref().unwrap().spec;
+                let spec = &draft.spec;
                 let block: Vec<u32> = [5].into_iter().chain(vec![spec.mask_token; spec.block - 1]).collect();
                 let mut both = vec![];
-                for (seq, device) in [(x, &mut reference as &mut dyn Device), (y, &mut cuda as &mut dyn Device)] {
+                for (seq, device) in
+                    [(x, &mut reference as &mut dyn Device), (y, &mut cuda as &mut dyn Device)]
+                {
                     device.run(Pass::Inject, &rows(seq, 256, &tokens[256..], false), None).unwrap();
                     both.push(run(device, Pass::Draft, &rows(seq, 300, &block, true)));
                 }
@@ -118,7 +133,10 @@ fn check() {
                 continue;
             }
             let best = cuda.best().unwrap();
-            let mine: Vec<u32> = out[out.len() - best.len() * vocab..].chunks_exact(vocab).map(muser_core::device::argmax).collect();
+            let mine: Vec<u32> = out[out.len() - best.len() * vocab..]
+                .chunks_exact(vocab)
+                .map(muser_core::device::argmax)
+                .collect();
             assert_eq!(best, mine, "argmax on the card");
             cuda.close(y);
         }
@@ -149,7 +167,11 @@ fn speed(quant: &str, layers: usize) {
     let target = Synthetic::new(Net::Target, g.clone(), 0, mix, 1);
     let drafter = Synthetic::new(Net::Draft, dg.clone(), spec.target_layers.len(), mix, 2);
     let model = Arc::new(Model::new(g, Box::new(target), Some((dg, spec, Box::new(drafter)))).unwrap());
-    println!("random weights: {:.1} s, {:.2} GB", start.elapsed().as_secs_f64(), model.weight_bytes() as f64 / 1e9);
+    println!(
+        "random weights: {:.1} s, {:.2} GB",
+        start.elapsed().as_secs_f64(),
+        model.weight_bytes() as f64 / 1e9
+    );
     let start = Instant::now();
     let options = CudaOptions { max_rows: 2048, ..CudaOptions::default() };
     let mut device = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
@@ -200,7 +222,11 @@ fn speed(quant: &str, layers: usize) {
         table.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
         println!("kernels of a pass of {n} rows:");
         for (name, (count, seconds)) in table {
-            println!("  {name:24} {count:4} x {:9.1} us = {:8.3} ms", seconds / count as f64 * 1e6, seconds * 1e3);
+            println!(
+                "  {name:24} {count:4} x {:9.1} us = {:8.3} ms",
+                seconds / count as f64 * 1e6,
+                seconds * 1e3
+            );
         }
     }
 }

@@ -20,7 +20,13 @@ pub(crate) struct Act {
 impl Act {
     fn new(gpu: &Gpu, elements: usize) -> Result<Self, DeviceError> {
         let n = elements.next_multiple_of(32);
-        Ok(Act { f: gpu.alloc(n * 4)?, q: gpu.alloc(n)?, d: gpu.alloc(n / 8)?, s: gpu.alloc(n / 4)?, h: gpu.alloc(n * 2)? })
+        Ok(Act {
+            f: gpu.alloc(n * 4)?,
+            q: gpu.alloc(n)?,
+            d: gpu.alloc(n / 8)?,
+            s: gpu.alloc(n / 4)?,
+            h: gpu.alloc(n * 2)?,
+        })
     }
 
     pub fn addresses(&self) -> Activation {
@@ -114,11 +120,15 @@ impl Buffers {
 
     /// Bytes that [`Buffers::new`] takes, within a few per cent.
     pub fn bytes(model: &Model, rows: usize) -> u64 {
-        let width = |buf| [Pass::Target, Pass::Draft].iter().map(|p| model.plans.width(*p, buf)).max().unwrap_or(0);
+        let width =
+            |buf| [Pass::Target, Pass::Draft].iter().map(|p| model.plans.width(*p, buf)).max().unwrap_or(0);
         let features = model.plans.width(Pass::Inject, Buf::Features);
         let all = [Buf::X, Buf::H, Buf::Q, Buf::K, Buf::V, Buf::G, Buf::A, Buf::P, Buf::F].map(width);
         let largest = model.slots.values().map(|(_, r, c)| r.min(&(1 << 16)) * c * 2).max().unwrap_or(0);
-        (rows * (all.iter().sum::<usize>() * 10 + features * 20) + largest + SMALL * width(Buf::Logits) * 4 + (1 << 28)) as u64
+        (rows * (all.iter().sum::<usize>() * 10 + features * 20)
+            + largest
+            + SMALL * width(Buf::Logits) * 4
+            + (1 << 28)) as u64
     }
 
     /// Makes room for the logits of `rows` rows; true if the buffer moved.

@@ -8,7 +8,9 @@ use crate::program::{Compiler, Key, Node, SMALL, Work};
 use crate::weights::{self, Weights};
 use cudarc::driver::{CudaGraph, sys};
 use muser_core::device::check_rows;
-use muser_core::{Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Model, Observer, Pass, Route, Row, SeqId};
+use muser_core::{
+    Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Model, Observer, Pass, Route, Row, SeqId,
+};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -77,7 +79,9 @@ impl CudaDevice {
             return Err(DeviceError::Backend("the strict lane is not on CUDA yet; use --device cpu".into()));
         }
         if options.kv != KvType::F16 {
-            return Err(DeviceError::Backend("the CUDA device keeps keys and values in f16; use --kv f16".into()));
+            return Err(DeviceError::Backend(
+                "the CUDA device keeps keys and values in f16; use --kv f16".into(),
+            ));
         }
         let gpu = Gpu::open(options.index, options.cache.as_deref(), &weights::layouts(&model))?;
         let need = weights::bytes(&model) + Buffers::bytes(&model, options.max_rows);
@@ -114,7 +118,9 @@ impl CudaDevice {
 
     fn submit(&self, node: &Node) -> Result<(), DeviceError> {
         match &node.work {
-            Work::Kernel { kernel, grid, block, shared, args } => self.gpu.launch(kernel, *grid, *block, *shared, &args.0),
+            Work::Kernel { kernel, grid, block, shared, args } => {
+                self.gpu.launch(kernel, *grid, *block, *shared, &args.0)
+            }
             Work::Gemm { w, x, out, m, n, k, stride } => self.gpu.gemm(*w, *x, *out, (*m, *n, *k), *stride),
         }
     }
@@ -137,7 +143,8 @@ impl CudaDevice {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.gpu.stream.begin_capture(mode).map_err(failed("begin a capture"))?;
         let submitted = nodes.iter().try_for_each(|node| self.submit(node));
-        let graph = self.gpu.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("end a capture"));
+        let graph =
+            self.gpu.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("end a capture"));
         submitted?;
         graph
     }
@@ -166,7 +173,13 @@ impl CudaDevice {
         result
     }
 
-    fn observe_nodes(&self, nodes: &[Node], key: Key, rows: usize, observer: &mut dyn Observer) -> Result<(), DeviceError> {
+    fn observe_nodes(
+        &self,
+        nodes: &[Node],
+        key: Key,
+        rows: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<(), DeviceError> {
         let context = self.gpu.stream.context();
         let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         let event = || context.new_event(timed).map_err(failed("create an event"));
@@ -228,7 +241,12 @@ impl Device for CudaDevice {
         self.kv.restore(&self.gpu, seq, len, state)
     }
 
-    fn run(&mut self, pass: Pass, rows: &[Row], observer: Option<&mut dyn Observer>) -> Result<(), DeviceError> {
+    fn run(
+        &mut self,
+        pass: Pass,
+        rows: &[Row],
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<(), DeviceError> {
         check_rows(&self.model, pass, rows, self.max_rows, |seq| self.kv.get(seq).map(|s| s.context))?;
         let asked = if pass == Pass::Inject { 0 } else { rows.iter().filter(|r| r.logits).count() };
         if self.buffers.fit_logits(&self.gpu, asked, self.model.geometry().vocab)? {
@@ -244,7 +262,10 @@ impl Device for CudaDevice {
         if let Some(observer) = observer {
             return self.observe(key, rows.len(), observer);
         }
-        let program = self.programs.get(&key).ok_or_else(|| DeviceError::Backend("CUDA: a program went missing".into()))?;
+        let program = self
+            .programs
+            .get(&key)
+            .ok_or_else(|| DeviceError::Backend("CUDA: a program went missing".into()))?;
         match &program.graph {
             Some(graph) => graph.launch().map_err(failed("launch a graph")),
             None => program.nodes.iter().try_for_each(|node| self.submit(node)),
@@ -253,7 +274,10 @@ impl Device for CudaDevice {
 
     fn logits(&mut self, index: usize) -> Result<&[f32], DeviceError> {
         if index >= self.asked {
-            return Err(DeviceError::BadRow { row: index, why: "did not ask for logits in the last pass".into() });
+            return Err(DeviceError::BadRow {
+                row: index,
+                why: "did not ask for logits in the last pass".into(),
+            });
         }
         let n = self.model.geometry().vocab;
         let mut bytes = vec![0u8; n * 4];

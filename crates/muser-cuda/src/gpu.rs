@@ -1,9 +1,9 @@
 //! One card: driver context, stream, compiled kernels, memory. The only file that calls the driver.
 
+use crate::weights::Layout;
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, result, sys};
 use cudarc::nvrtc::Ptx;
-use crate::weights::Layout;
 use muser_core::DeviceError;
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,7 +22,17 @@ const COMMON: [(&str, &str, &[&str]); 2] = [
     (
         "norm",
         include_str!("kernels/norm.cu"),
-        &["embed", "rms_norm", "tail", "pick_features", "silu_mul", "silu_quantize", "scale_cap", "gather", "argmax"],
+        &[
+            "embed",
+            "rms_norm",
+            "tail",
+            "pick_features",
+            "silu_mul",
+            "silu_quantize",
+            "scale_cap",
+            "gather",
+            "argmax",
+        ],
     ),
     (
         "attend",
@@ -84,6 +94,13 @@ pub(crate) fn failed(what: &str) -> impl Fn(result::DriverError) -> DeviceError 
     move |e| DeviceError::Backend(format!("CUDA: {what}: {e}"))
 }
 
+/// Whether driver, compiler and a card are there.
+pub fn is_available() -> bool {
+    // SAFETY: only looks for the libraries.
+    let libraries = unsafe { sys::is_culib_present() && cudarc::nvrtc::sys::is_culib_present() };
+    libraries && CudaContext::device_count().is_ok_and(|n| n > 0)
+}
+
 impl Gpu {
     /// Opens card `index` and compiles the kernels for it, or takes them from `cache`.
     pub fn open(index: usize, cache: Option<&Path>, layouts: &[Layout]) -> Result<Self, DeviceError> {
@@ -116,9 +133,18 @@ impl Gpu {
         }
         let name = context.name().map_err(failed("read the card's name"))?;
         // SAFETY: only looks for the library.
-        let blas = unsafe { cudarc::cublas::sys::is_culib_present() }.then(|| CudaBlas::new(stream.clone()).ok()).flatten();
-        let mut gpu =
-            Gpu { context, stream, kernels: HashMap::new(), blas, name, processors, programmatic: major >= 9 };
+        let blas = unsafe { cudarc::cublas::sys::is_culib_present() }
+            .then(|| CudaBlas::new(stream.clone()).ok())
+            .flatten();
+        let mut gpu = Gpu {
+            context,
+            stream,
+            kernels: HashMap::new(),
+            blas,
+            name,
+            processors,
+            programmatic: major >= 9,
+        };
         let arch = format!("sm_{major}{minor}");
         let sources = sources(layouts);
         let compile = |source: &Source| {
@@ -132,7 +158,8 @@ impl Gpu {
             workers.into_iter().map(|w| w.join().map_err(stopped)?).collect::<Result<Vec<_>, DeviceError>>()
         })?;
         for (source, binary) in sources.iter().zip(binaries) {
-            let module = gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
+            let module =
+                gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
             for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
                 gpu.kernels.insert(name.clone(), function);
@@ -143,7 +170,10 @@ impl Gpu {
 
     /// A compiled kernel.
     pub fn kernel(&self, name: &str) -> Result<CudaFunction, DeviceError> {
-        self.kernels.get(name).cloned().ok_or_else(|| DeviceError::Backend(format!("CUDA: kernel {name} is not compiled")))
+        self.kernels
+            .get(name)
+            .cloned()
+            .ok_or_else(|| DeviceError::Backend(format!("CUDA: kernel {name} is not compiled")))
     }
 
     /// Whether products on many rows may use cuBLAS.
@@ -179,9 +209,18 @@ impl Gpu {
     }
 
     /// Copies within the card.
-    pub fn copy(&self, from: &Memory, from_at: usize, to: &mut Memory, at: usize, bytes: usize) -> Result<(), DeviceError> {
+    pub fn copy(
+        &self,
+        from: &Memory,
+        from_at: usize,
+        to: &mut Memory,
+        at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
         let mut view = to.slice.slice_mut(at..at + bytes);
-        self.stream.memcpy_dtod(&from.slice.slice(from_at..from_at + bytes), &mut view).map_err(failed("copy on the card"))
+        self.stream
+            .memcpy_dtod(&from.slice.slice(from_at..from_at + bytes), &mut view)
+            .map_err(failed("copy on the card"))
     }
 
     /// Waits for everything submitted.
@@ -225,7 +264,14 @@ impl Gpu {
     }
 
     /// out (n x m, f32, rows `stride` apart) = x (n x k, f16) times w (m x k, f16) transposed, on tensor cores.
-    pub fn gemm(&self, w: u64, x: u64, out: u64, shape: (usize, usize, usize), stride: usize) -> Result<(), DeviceError> {
+    pub fn gemm(
+        &self,
+        w: u64,
+        x: u64,
+        out: u64,
+        shape: (usize, usize, usize),
+        stride: usize,
+    ) -> Result<(), DeviceError> {
         let Some(blas) = &self.blas else {
             return Err(DeviceError::Backend("cuBLAS was not found".into()));
         };

@@ -169,7 +169,13 @@ impl Kv {
         result
     }
 
-    fn copy_into(&self, gpu: &Gpu, from: SeqId, target: &mut Sequence, len: usize) -> Result<(), DeviceError> {
+    fn copy_into(
+        &self,
+        gpu: &Gpu,
+        from: SeqId,
+        target: &mut Sequence,
+        len: usize,
+    ) -> Result<(), DeviceError> {
         let source = self.sequences.get(&from).ok_or(DeviceError::NoSequence(from.0))?;
         if len > target.context || len > source.context {
             return Err(DeviceError::BadState(format!("{len} positions do not fit the other sequence")));

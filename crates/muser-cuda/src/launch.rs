@@ -29,7 +29,9 @@ impl Args {
     }
     pub fn cache(mut self, c: &Cache) -> Self {
         let mut bytes: Vec<u8> = [c.k, c.v].iter().flat_map(|p| p.to_le_bytes()).collect();
-        bytes.extend([c.capacity, c.window, c.kv_heads, c.width].iter().flat_map(|n| (*n as u32).to_le_bytes()));
+        bytes.extend(
+            [c.capacity, c.window, c.kv_heads, c.width].iter().flat_map(|n| (*n as u32).to_le_bytes()),
+        );
         self.0.push(bytes);
         self
     }
@@ -48,7 +50,8 @@ impl Args {
             bytes.extend([0u8; 4]);
         }
         let stride = |i: usize| m.segments.get(i).map_or(0, |s| s.2);
-        let words = [m.segments.len(), m.cols, m.n, m.first, m.x_stride, stride(0), stride(1), stride(2), stride(3)];
+        let words =
+            [m.segments.len(), m.cols, m.n, m.first, m.x_stride, stride(0), stride(1), stride(2), stride(3)];
         bytes.extend(words.iter().flat_map(|n| (*n as u32).to_le_bytes()));
         bytes.extend(m.mul.to_le_bytes());
         bytes.extend(m.cap.to_le_bytes());
@@ -71,9 +74,15 @@ pub(crate) struct Activation {
 
 impl Activation {
     /// The same buffers from row `row` on; rows are `width` elements apart.
-    pub fn from_row(&self, row: usize, width: usize) -> Self {
+    pub fn at_row(&self, row: usize, width: usize) -> Self {
         let at = (row * width) as u64;
-        Activation { f: self.f + at * 4, q: self.q + at, d: self.d + at / 8, s: self.s + at / 4, h: self.h + at * 2 }
+        Activation {
+            f: self.f + at * 4,
+            q: self.q + at,
+            d: self.d + at / 8,
+            s: self.s + at / 4,
+            h: self.h + at * 2,
+        }
     }
 }
 

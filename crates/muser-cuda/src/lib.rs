@@ -13,3 +13,4 @@ mod program;
 mod weights;
 
 pub use device::{CudaDevice, CudaOptions};
+pub use gpu::is_available;

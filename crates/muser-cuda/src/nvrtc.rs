@@ -7,8 +7,14 @@ use std::ffi::{CStr, CString};
 use std::path::Path;
 
 /// Machine code of `source` for `arch` (such as `sm_90`).
-pub(crate) fn cubin(name: &str, source: &str, arch: &str, cache: Option<&Path>) -> Result<Vec<u8>, DeviceError> {
-    let options = ["--use_fast_math".to_string(), format!("--gpu-architecture={arch}"), "--std=c++17".to_string()];
+pub(crate) fn cubin(
+    name: &str,
+    source: &str,
+    arch: &str,
+    cache: Option<&Path>,
+) -> Result<Vec<u8>, DeviceError> {
+    let options =
+        ["--use_fast_math".to_string(), format!("--gpu-architecture={arch}"), "--std=c++17".to_string()];
     let mut hash = Sha256::new();
     hash.update(source);
     hash.update(options.join(" "));
@@ -23,7 +29,10 @@ pub(crate) fn cubin(name: &str, source: &str, arch: &str, cache: Option<&Path>) 
         // Written beside and renamed, so that another process never reads half a file. A folder that cannot be written only
         // costs the next start its seconds.
         let part = path.with_extension(format!("{}.part", std::process::id()));
-        let kept = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(&part, &built));
+        let kept = path
+            .parent()
+            .map_or(Ok(()), std::fs::create_dir_all)
+            .and_then(|()| std::fs::write(&part, &built));
         if kept.and_then(|()| std::fs::rename(&part, &path)).is_err() {
             let _ = std::fs::remove_file(part);
         }
@@ -44,7 +53,8 @@ fn compile(name: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Devi
     };
     let text = CString::new(source).map_err(|e| failed("read", e.to_string()))?;
     let label = CString::new(format!("{name}.cu")).map_err(|e| failed("name", e.to_string()))?;
-    let program = result::create_program(&text, Some(&label)).map_err(|e| failed("create", format!("{e:?}")))?;
+    let program =
+        result::create_program(&text, Some(&label)).map_err(|e| failed("create", format!("{e:?}")))?;
     // SAFETY: the program lives until it is destroyed at the end of this function.
     let built = unsafe {
         match result::compile_program(program, options) {

@@ -84,11 +84,19 @@ impl<'a> Compiler<'a> {
     }
 
     fn matrix(&self, slot: Slot) -> Result<Matrix, DeviceError> {
-        self.weights.matrices.get(&slot).copied().ok_or_else(|| DeviceError::Backend(format!("{slot} is not on the card")))
+        self.weights
+            .matrices
+            .get(&slot)
+            .copied()
+            .ok_or_else(|| DeviceError::Backend(format!("{slot} is not on the card")))
     }
 
     fn vector(&self, slot: Slot) -> Result<u64, DeviceError> {
-        self.weights.vectors.get(&slot).copied().ok_or_else(|| DeviceError::Backend(format!("{slot} is not on the card")))
+        self.weights
+            .vectors
+            .get(&slot)
+            .copied()
+            .ok_or_else(|| DeviceError::Backend(format!("{slot} is not on the card")))
     }
 
     fn push(
@@ -148,7 +156,12 @@ impl<'a> Compiler<'a> {
                     Buf::Features => {
                         let width = self.model.plans.width(plan.pass, Buf::Features);
                         let x = b.picked.addresses();
-                        let args = Args::default().ptr(b.rows.ptr).ptr(b.features.ptr).int(width).activation(&x).int(halves);
+                        let args = Args::default()
+                            .ptr(b.rows.ptr)
+                            .ptr(b.features.ptr)
+                            .int(width)
+                            .activation(&x)
+                            .int(halves);
                         self.push(i..i + 1, NORM, "pick_features", (n, 1, 1), 1024, args)?;
                         x
                     }
@@ -168,7 +181,11 @@ impl<'a> Compiler<'a> {
                 };
                 let g = &plan.geometry;
                 if g.head_dim != 128 || g.heads / g.kv_heads > 16 {
-                    return Err(self.no_kernel(plan, i, format!("{} heads of {} on {} KV heads", g.heads, g.head_dim, g.kv_heads)));
+                    return Err(self.no_kernel(
+                        plan,
+                        i,
+                        format!("{} heads of {} on {} KV heads", g.heads, g.head_dim, g.kv_heads),
+                    ));
                 }
                 let heads = if q_norm.is_some() { g.heads } else { 0 };
                 let q_norm = q_norm.map_or(Ok(0), |s| self.vector(s))?;
@@ -266,7 +283,8 @@ impl<'a> Compiler<'a> {
             let rows: usize = same.iter().map(|s| s.0.rows).sum();
             for first in (0..n).step_by(8) {
                 let count = (n - first).min(8);
-                let shifted = same.iter().map(|(m, out, stride)| (*m, out + (first * stride * 4) as u64, *stride));
+                let shifted =
+                    same.iter().map(|(m, out, stride)| (*m, out + (first * stride * 4) as u64, *stride));
                 let m = Matvec {
                     segments: shifted.collect(),
                     cols,
@@ -278,7 +296,7 @@ impl<'a> Compiler<'a> {
                     batch: self.key.rows,
                     gather: if gather { self.buffers.rows.ptr } else { 0 },
                 };
-                let x = if gather { x } else { x.from_row(first, cols) };
+                let x = if gather { x } else { x.at_row(first, cols) };
                 let name = format!("matvec_{}_{}", layout.name(), count.next_power_of_two());
                 let args = Args::default().matvec(&m).activation(&x);
                 self.shared = staged(layout, cols, count);
@@ -290,7 +308,14 @@ impl<'a> Compiler<'a> {
     }
 
     /// One product on many rows: a piece of the weight at a time is widened to f16 and multiplied on tensor cores.
-    fn gemm(&mut self, steps: Range<usize>, m: Matrix, x: u64, out: u64, n: usize) -> Result<(), DeviceError> {
+    fn gemm(
+        &mut self,
+        steps: Range<usize>,
+        m: Matrix,
+        x: u64,
+        out: u64,
+        n: usize,
+    ) -> Result<(), DeviceError> {
         let scratch = &self.buffers.scratch;
         self.widen(steps.clone(), m, m.ptr, m.rows)?;
         let work = Work::Gemm { w: scratch.ptr, x, out, m: m.rows, n, k: m.cols, stride: m.rows };
@@ -314,10 +339,24 @@ impl<'a> Compiler<'a> {
             self.gemm(steps.clone(), gate, h.h, b.gate.ptr, n)?;
             self.gemm(steps.clone(), up, h.h, b.up.ptr, n)?;
             let args = Args::default().ptr(b.gate.ptr).ptr(b.up.ptr).ptr(f.f).ptr(f.h).long(n * ff);
-            return self.push(steps, "src/kernels/norm.cu", "silu_mul", ((n * ff).div_ceil(1024), 1, 1), 256, args);
+            return self.push(
+                steps,
+                "src/kernels/norm.cu",
+                "silu_mul",
+                ((n * ff).div_ceil(1024), 1, 1),
+                256,
+                args,
+            );
         }
         if gate.layout != up.layout {
-            self.multiply(steps.clone(), vec![(gate, b.gate.ptr, ff), (up, b.up.ptr, ff)], h, n, (1.0, 0.0), false)?;
+            self.multiply(
+                steps.clone(),
+                vec![(gate, b.gate.ptr, ff), (up, b.up.ptr, ff)],
+                h,
+                n,
+                (1.0, 0.0),
+                false,
+            )?;
             let args = Args::default().ptr(b.gate.ptr).ptr(b.up.ptr).long(n * ff).activation(&f);
             let grid = ((n * ff).div_ceil(1024), 1, 1);
             return self.push(steps, "src/kernels/norm.cu", "silu_quantize", grid, 1024, args);
@@ -335,7 +374,7 @@ impl<'a> Compiler<'a> {
                 batch: n,
                 gather: 0,
             };
-            let (x, out) = (h.from_row(first, gate.cols), f.from_row(first, ff));
+            let (x, out) = (h.at_row(first, gate.cols), f.at_row(first, ff));
             let name = format!("gate_up_{}_{}", gate.layout.name(), count.next_power_of_two());
             let args = Args::default().matvec(&m).activation(&x).activation(&out);
             self.shared = staged(gate.layout, gate.cols, count);
@@ -368,15 +407,28 @@ impl<'a> Compiler<'a> {
             let at = m.ptr + (first * m.layout.row_bytes(m.cols)) as u64;
             self.widen(steps.clone(), m, at, rows)?;
             let out = logits + (first * 4) as u64;
-            let work = Work::Gemm { w: b.scratch.ptr, x: picked.h, out, m: rows, n, k: m.cols, stride: m.rows };
-            self.nodes.push(Node { steps: steps.clone(), name: "gemm-f16 (cuBLAS)".into(), file: "src/gpu.rs", work });
+            let work =
+                Work::Gemm { w: b.scratch.ptr, x: picked.h, out, m: rows, n, k: m.cols, stride: m.rows };
+            self.nodes.push(Node {
+                steps: steps.clone(),
+                name: "gemm-f16 (cuBLAS)".into(),
+                file: "src/gpu.rs",
+                work,
+            });
         }
         let all = n * m.rows;
         let args = Args::default().ptr(logits).long(all).float(mul).float(cap);
         self.push(steps, "src/kernels/norm.cu", "scale_cap", (all.div_ceil(256), 1, 1), 256, args)
     }
 
-    fn attend(&mut self, steps: Range<usize>, index: usize, mask: Mask, gated: bool, plan: &Plan) -> Result<(), DeviceError> {
+    fn attend(
+        &mut self,
+        steps: Range<usize>,
+        index: usize,
+        mask: Mask,
+        gated: bool,
+        plan: &Plan,
+    ) -> Result<(), DeviceError> {
         const FILE: &str = "src/kernels/attend.cu";
         let b = self.buffers;
         let g = &plan.geometry;
@@ -386,11 +438,13 @@ impl<'a> Compiler<'a> {
         let gate = if gated { b.g.ptr } else { 0 };
         let a = b.a.addresses();
         if self.large() {
-            let args = Args::default().ptr(b.rows.ptr).int(n).ptr(b.q16.ptr).int(heads).cache(&cache).int(block);
+            let args =
+                Args::default().ptr(b.rows.ptr).int(n).ptr(b.q16.ptr).int(heads).cache(&cache).int(block);
             let args = args.float(g.score_scale()).ptr(gate).activation(&a);
             return self.push(steps, FILE, "attend_rows", (n.div_ceil(4), g.kv_heads, 1), 128, args);
         }
-        let splits = if cache.window > 0 { self.key.splits.clamp(1, WINDOW_SPLITS) } else { self.key.splits.max(1) };
+        let splits =
+            if cache.window > 0 { self.key.splits.clamp(1, WINDOW_SPLITS) } else { self.key.splits.max(1) };
         for first in (0..n).step_by(SMALL) {
             let count = (n - first).min(SMALL);
             let rows = b.rows.ptr + (first * crate::buffers::ROW_BYTES) as u64;
@@ -399,8 +453,9 @@ impl<'a> Compiler<'a> {
             let args = args.float(g.score_scale()).ptr(b.partial.ptr);
             self.push(steps.clone(), FILE, "attend_split", (splits, g.kv_heads, count), 128, args)?;
             let gate = if gated { gate + (first * width * 4) as u64 } else { 0 };
-            let args = Args::default().ptr(b.partial.ptr).int(heads).int(g.kv_heads).int(splits * 4).ptr(gate);
-            let args = args.activation(&a.from_row(first, width));
+            let args =
+                Args::default().ptr(b.partial.ptr).int(heads).int(g.kv_heads).int(splits * 4).ptr(gate);
+            let args = args.activation(&a.at_row(first, width));
             self.push(steps.clone(), FILE, "attend_join", (heads, count, 1), 128, args)?;
         }
         Ok(())

@@ -121,7 +121,8 @@ impl Weights {
     /// Copies every weight of the model's plans; `progress` gets bytes done and in all.
     pub fn load(gpu: &Gpu, model: &Model, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, DeviceError> {
         let total = bytes(model);
-        let mut weights = Weights { matrices: HashMap::new(), vectors: HashMap::new(), bytes: total, _memory: vec![] };
+        let mut weights =
+            Weights { matrices: HashMap::new(), vectors: HashMap::new(), bytes: total, _memory: vec![] };
         let mut slots: Vec<&Slot> = model.slots.keys().collect();
         slots.sort_by_key(|s| (s.net as u8, s.layer, s.kind as u8));
         let mut done = 0;
@@ -156,12 +157,20 @@ impl Weights {
 /// Bytes of a piece that is converted at once: bounds host memory.
 const PIECE: usize = 64 << 20;
 
-fn upload(gpu: &Gpu, t: &TensorView<'_>, layout: Layout, to: &mut Memory, step: &mut dyn FnMut(u64)) -> Result<(), DeviceError> {
+fn upload(
+    gpu: &Gpu,
+    t: &TensorView<'_>,
+    layout: Layout,
+    to: &mut Memory,
+    step: &mut dyn FnMut(u64),
+) -> Result<(), DeviceError> {
     let (from, row) = (t.row_bytes(), layout.row_bytes(t.cols));
     let rows = (PIECE / row.max(1)).max(1);
     for (i, part) in t.data.chunks(from * rows).enumerate() {
         let at = i * rows * row;
-        if row == from && matches!(layout, Layout::F32 | Layout::F16 | Layout::BF16 | Layout::Q4K | Layout::Q5K) {
+        if row == from
+            && matches!(layout, Layout::F32 | Layout::F16 | Layout::BF16 | Layout::Q4K | Layout::Q5K)
+        {
             gpu.upload(to, at, part)?;
         } else {
             let mut out = vec![0u8; part.len() / from * row];
@@ -174,7 +183,14 @@ fn upload(gpu: &Gpu, t: &TensorView<'_>, layout: Layout, to: &mut Memory, step: 
 }
 
 /// Rows of file blocks to rows of the card's layout, on all processors.
-fn convert(dtype: DType, layout: Layout, cols: usize, from: usize, rows: &[u8], out: &mut [u8]) -> Result<(), DeviceError> {
+fn convert(
+    dtype: DType,
+    layout: Layout,
+    cols: usize,
+    from: usize,
+    rows: &[u8],
+    out: &mut [u8],
+) -> Result<(), DeviceError> {
     let to = layout.row_bytes(cols);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let share = (rows.len() / from).div_ceil(threads).max(1);
@@ -189,13 +205,21 @@ fn convert(dtype: DType, layout: Layout, cols: usize, from: usize, rows: &[u8], 
             })
             .collect();
         for worker in workers {
-            worker.join().map_err(|_| DeviceError::Backend("a worker that converts weights stopped".into()))??;
+            worker
+                .join()
+                .map_err(|_| DeviceError::Backend("a worker that converts weights stopped".into()))??;
         }
         Ok(())
     })
 }
 
-fn convert_row(dtype: DType, layout: Layout, cols: usize, row: &[u8], out: &mut [u8]) -> Result<(), DeviceError> {
+fn convert_row(
+    dtype: DType,
+    layout: Layout,
+    cols: usize,
+    row: &[u8],
+    out: &mut [u8],
+) -> Result<(), DeviceError> {
     // (start, length) of the quants in a block; the f16 scale; and where each goes.
     let planes = |out: &mut [u8], block: usize, parts: &[(usize, usize, usize)]| {
         for (b, from) in row.chunks_exact(block).enumerate() {

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use muser_core::{Device, KvType, Lane, Pass, Reference, Route};
 use muser_cpu::{CpuDevice, CpuOptions, Isa, probe};
+use muser_cuda::{CudaDevice, CudaOptions};
 use std::fmt;
 use std::str::FromStr;
 
@@ -137,7 +138,13 @@ impl DeviceArgs {
     pub fn load_on(&self, device: DeviceName, opened: &Opened) -> Result<Box<dyn Device>> {
         let max_rows = usize::from(self.chunk);
         match device {
-            DeviceName::Cuda(_) => bail!("this build has no CUDA device; give --device cpu"),
+            DeviceName::Cuda(index) => self.load_cuda(index, opened),
+            DeviceName::Auto if self.suits_cuda() && muser_cuda::is_available() => {
+                self.load_cuda(0, opened).or_else(|error| {
+                    eprintln!("{error:#}: running on the CPU");
+                    self.load_on(DeviceName::Cpu, opened)
+                })
+            }
             DeviceName::Reference if self.kv == KvName::Q8_0 => {
                 bail!("the reference device keeps keys and values as f16 or f32; give --kv f16 or f32")
             }
@@ -161,6 +168,24 @@ impl DeviceArgs {
         }
     }
 
+    /// Whether the CUDA device does what was asked for.
+    fn suits_cuda(&self) -> bool {
+        self.lane == LaneName::Serving && self.kv == KvName::F16
+    }
+
+    fn load_cuda(&self, index: usize, opened: &Opened) -> Result<Box<dyn Device>> {
+        let options = CudaOptions {
+            lane: self.lane.into(),
+            index,
+            max_rows: usize::from(self.chunk),
+            kv: self.kv.into(),
+            ..CudaOptions::default()
+        };
+        let mut bar = Progress::new("loading", true);
+        let device = CudaDevice::load(opened.model.clone(), &options, &mut |done, total| bar.at(done, total));
+        Ok(Box::new(device?))
+    }
+
     /// The kernels of a pass in order, with the device's name; nothing is loaded.
     pub fn routes(
         &self,
@@ -170,7 +195,10 @@ impl DeviceArgs {
         depth: usize,
     ) -> Result<(String, Vec<Route>)> {
         match self.device {
-            DeviceName::Cuda(_) => bail!("this build has no CUDA device; give --device cpu"),
+            DeviceName::Cuda(index) => {
+                let device = self.load_cuda(index, opened)?;
+                Ok((device.info().name, device.routes(pass, rows, depth)))
+            }
             DeviceName::Reference => {
                 let device = Reference::new(opened.model.clone(), KvType::F16, usize::from(self.chunk));
                 Ok((device.info().name, device.routes(pass, rows, depth)))
