@@ -1,6 +1,8 @@
 //! One file a command.
 
+pub mod bench;
 pub mod chat;
+pub mod doctor;
 pub mod inspect;
 pub mod kernels;
 pub mod logits;
