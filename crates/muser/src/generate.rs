@@ -1,7 +1,5 @@
 //! One generation: prefill, decode, stop conditions, statistics.
 
-mod stop;
-
 use crate::engine::Loaded;
 use crate::output::Progress;
 use crate::text::Text;
@@ -12,7 +10,6 @@ use muser_core::{Flow, Session};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-pub use stop::StopStrings;
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! One turn of the assistant as it streams: channels, stop strings, the finished message.
 
-use crate::generate::StopStrings;
+use anyhow::Result;
+use muser_core::stop::Stops;
 use muser_text::channels::{ChannelParser, Collector, Event, Message};
 use serde_json::{Value as Json, json};
 
@@ -8,32 +9,33 @@ use serde_json::{Value as Json, json};
 pub struct Turn {
     parser: ChannelParser,
     collector: Collector,
-    stop: StopStrings,
+    stops: Stops,
+    stopped: bool,
 }
 
 impl Turn {
     /// A turn whose prompt ends with `<|start|>assistant`, or behind a header to `recipient`.
-    pub fn new(tools: Option<&Json>, recipient: Option<&str>, stop: &[String]) -> Self {
+    pub fn new(tools: Option<&Json>, recipient: Option<&str>, stop: &[String]) -> Result<Self> {
         let parser = match recipient {
             None => ChannelParser::new(tools),
             Some(recipient) => ChannelParser::committed(tools, recipient),
         };
-        Turn { parser, collector: Collector::default(), stop: StopStrings::new(stop) }
+        Ok(Turn { parser, collector: Collector::default(), stops: Stops::new(vec![], stop)?, stopped: false })
     }
 
     /// Takes text; events go to `show`. False once a stop string was found in the answer.
     pub fn push(&mut self, text: &str, show: &mut dyn FnMut(&Event)) -> bool {
         let events = self.parser.push(text);
         self.pass_on(events, show);
-        !self.stop.hit()
+        !self.stopped
     }
 
     /// Ends the turn.
     pub fn finish(mut self, show: &mut dyn FnMut(&Event)) -> Message {
-        if !self.stop.hit() {
+        if !self.stopped {
             let events = self.parser.finish();
             self.pass_on(events, show);
-            let held = self.stop.finish();
+            let held = self.stops.finish();
             self.pass_on_content(held, show);
         }
         self.collector.message(self.parser.finished())
@@ -41,13 +43,14 @@ impl Turn {
 
     fn pass_on(&mut self, events: Vec<Event>, show: &mut dyn FnMut(&Event)) {
         for event in events {
-            if self.stop.hit() {
+            if self.stopped {
                 return;
             }
             match event {
                 Event::Content(text) => {
-                    let text = self.stop.push(&text);
-                    self.pass_on_content(text, show);
+                    let passed = self.stops.push(&text);
+                    self.stopped = passed.stop.is_some();
+                    self.pass_on_content(passed.text, show);
                 }
                 event => {
                     show(&event);

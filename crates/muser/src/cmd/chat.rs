@@ -166,7 +166,7 @@ impl Conversation {
         let mut session = self.continued(&prompt.ids)?;
         self.interrupted.store(false, Ordering::Relaxed);
         let mut screen = Screen::new(true);
-        let mut turn = Turn::new(self.tools.as_ref(), prompt.recipient, &[]);
+        let mut turn = Turn::new(self.tools.as_ref(), prompt.recipient, &[])?;
         let flag = self.interrupted.clone();
         let result = generate(&mut self.loaded, &mut session, None, Some(&flag), &mut |text| {
             turn.push(text, &mut |event| screen.show(event)) && !screen.is_broken()

@@ -1,7 +1,7 @@
 //! `muser run`: one prompt, one answer.
 
 use crate::engine::EngineArgs;
-use crate::generate::{Generation, StopStrings, generate};
+use crate::generate::{Generation, generate};
 use crate::input;
 use crate::prompt::{Think, render};
 use crate::sampling::SamplingArgs;
@@ -9,6 +9,8 @@ use crate::screen::Screen;
 use crate::turn::{Turn, message_json};
 use anyhow::{Result, bail};
 use clap::Args;
+use muser_core::stop::Stops;
+use muser_text::Event;
 use serde_json::{Value as Json, json};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -80,17 +82,17 @@ impl Run {
 
         let mut raw = String::new();
         let mut screen = Screen::new(std::io::stderr().is_terminal());
-        let mut turn = Turn::new(tools.as_ref(), recipient, &self.stop);
-        let mut stop = StopStrings::new(&self.stop);
+        let mut turn = Turn::new(tools.as_ref(), recipient, &self.stop)?;
+        let mut stops = Stops::new(vec![], &self.stop)?;
         let most = self.max_tokens.map(|n| n as usize);
         let generation = generate(&mut loaded, &mut session, most, None, &mut |text| {
             if self.raw {
-                let text = stop.push(text);
-                raw += &text;
+                let passed = stops.push(text);
+                raw += &passed.text;
                 if !self.json {
-                    screen.show(&muser_text::Event::Content(text));
+                    screen.show(&Event::Content(passed.text));
                 }
-                return !stop.hit() && !screen.is_broken();
+                return passed.stop.is_none() && !screen.is_broken();
             }
             raw += text;
             turn.push(text, &mut |event| {
@@ -101,10 +103,10 @@ impl Run {
         })?;
         let mut message = Json::Null;
         if self.raw {
-            let rest = stop.finish();
+            let rest = stops.finish();
             raw += &rest;
             if !self.json {
-                screen.show(&muser_text::Event::Content(rest));
+                screen.show(&Event::Content(rest));
             }
         } else {
             message = message_json(&turn.finish(&mut |event| {
