@@ -41,11 +41,15 @@ enum Command {
     Inspect(cmd::inspect::Inspect),
     Kernels(cmd::kernels::Kernels),
     Trace(cmd::trace::Trace),
+    Bench(cmd::bench::Bench),
     Perplexity(cmd::perplexity::Perplexity),
     Logits(cmd::logits::Logits),
     Tokenize(cmd::tokenize::Tokenize),
     Template(cmd::template::Template),
     Parse(cmd::parse::Parse),
+    Doctor(cmd::doctor::Doctor),
+    #[command(hide = true)]
+    Docs(cmd::docs::Docs),
     /// Print a completion script for a shell
     Completions {
         /// bash, elvish, fish, powershell or zsh
@@ -73,7 +77,10 @@ impl Cli {
             Some(Command::Inspect(args)) => args.run(),
             Some(Command::Kernels(args)) => args.run(),
             Some(Command::Trace(args)) => args.run(),
+            Some(Command::Bench(args)) => args.run(),
             Some(Command::Perplexity(args)) => args.run(),
+            Some(Command::Docs(args)) => args.run(),
+            Some(Command::Doctor(args)) => args.run(),
             Some(Command::Logits(args)) => args.run(),
             Some(Command::Tokenize(args)) => args.run(),
             Some(Command::Template(args)) => args.run(),

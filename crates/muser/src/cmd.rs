@@ -1,6 +1,9 @@
 //! One file a command.
 
+pub mod bench;
 pub mod chat;
+pub mod docs;
+pub mod doctor;
 pub mod inspect;
 pub mod kernels;
 pub mod logits;

@@ -230,4 +230,12 @@ impl Limits {
             operations_per_second: probe::int8_peak(threads),
         }
     }
+
+    /// The better of two measurements: other work on the machine only ever takes away.
+    pub fn best(self, other: Limits) -> Limits {
+        Limits {
+            bytes_per_second: self.bytes_per_second.max(other.bytes_per_second),
+            operations_per_second: self.operations_per_second.max(other.operations_per_second),
+        }
+    }
 }
