@@ -1,5 +1,5 @@
 //! Running the binary.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::io::Write;
 use std::path::PathBuf;
