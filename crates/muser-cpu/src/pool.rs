@@ -3,6 +3,7 @@
 //! The caller works too. Units are claimed one by one, so a core that somebody else uses takes fewer; and the caller
 //! waits only for workers that have entered the job, never for one that the system has not scheduled.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use std::thread::JoinHandle;
@@ -13,8 +14,8 @@ const SPIN: Duration = Duration::from_micros(100);
 /// Looks at the state between two glances at the clock.
 const LOOKS: u32 = 64;
 
-/// A job: a function of the unit's number.
-type Job<'a> = &'a (dyn Fn(usize) + Sync);
+/// A job: a function of consecutive units.
+type Job<'a> = &'a (dyn Fn(Range<usize>) + Sync);
 
 /// State word: epoch in the upper half, then one bit "open", then the number of workers inside.
 const OPEN: u64 = 1 << 31;
@@ -24,6 +25,8 @@ struct Shared {
     state: AtomicU64,
     next: AtomicUsize,
     units: AtomicUsize,
+    /// Most units of one claim.
+    most: AtomicUsize,
     /// Points at a `Job` on the stack of `Pool::run` while a job is open or a worker inside.
     job: AtomicPtr<()>,
     parked: AtomicUsize,
@@ -44,6 +47,7 @@ impl Pool {
             state: AtomicU64::new(0),
             next: AtomicUsize::new(0),
             units: AtomicUsize::new(0),
+            most: AtomicUsize::new(1),
             job: AtomicPtr::new(std::ptr::null_mut()),
             parked: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -51,7 +55,7 @@ impl Pool {
         });
         let spawn = |i: usize| {
             let shared = shared.clone();
-            std::thread::Builder::new().name(format!("muser-cpu-{i}")).spawn(move || shared.work())
+            std::thread::Builder::new().name(format!("muser-cpu-{i}")).spawn(move || shared.work(threads))
         };
         let workers = (1..threads).map(spawn).collect::<Result<_, _>>()?;
         Ok(Pool { shared, workers })
@@ -64,8 +68,17 @@ impl Pool {
 
     /// Calls `f` once for each unit below `units`, on all threads, and returns when all calls have returned.
     pub fn run(&self, units: usize, f: impl Fn(usize) + Sync) {
-        if units <= 1 || self.workers.is_empty() {
-            (0..units).for_each(f);
+        self.run_runs(units, 1, |run| run.for_each(&f));
+    }
+
+    /// Calls `f` with runs of at most `most` consecutive units that together are all below `units`, each once. Runs
+    /// shrink towards the end, so that threads finish together.
+    pub fn run_runs(&self, units: usize, most: usize, f: impl Fn(Range<usize>) + Sync) {
+        if units == 0 {
+            return;
+        }
+        if units == 1 || self.workers.is_empty() {
+            f(0..units);
             return;
         }
         let shared = &*self.shared;
@@ -73,6 +86,7 @@ impl Pool {
         shared.job.store((&raw const job).cast_mut().cast(), Relaxed);
         shared.next.store(0, Relaxed);
         shared.units.store(units, Relaxed);
+        shared.most.store(most.max(1), Relaxed);
         let epoch = (shared.state.load(Relaxed) >> 32).wrapping_add(1);
         {
             let _leave = Leave(shared);
@@ -80,7 +94,7 @@ impl Pool {
             if shared.parked.load(SeqCst) > 0 {
                 self.workers.iter().for_each(|w| w.thread().unpark());
             }
-            shared.take_units(job);
+            shared.take_units(job, self.threads());
         }
         if shared.failed.swap(false, Relaxed) {
             panic!("a worker thread of the CPU device panicked; its message stands above");
@@ -105,18 +119,16 @@ impl Drop for Leave<'_> {
 }
 
 impl Shared {
-    fn take_units(&self, f: Job<'_>) {
-        let units = self.units.load(Relaxed);
-        loop {
-            let unit = self.next.fetch_add(1, Relaxed);
-            if unit >= units {
-                return;
-            }
-            f(unit);
+    fn take_units(&self, f: Job<'_>, threads: usize) {
+        let (units, most) = (self.units.load(Relaxed), self.most.load(Relaxed));
+        let share = |left: usize| (left / (4 * threads)).clamp(1, most).min(left);
+        let claim = |at: usize| (at < units).then(|| at + share(units - at));
+        while let Ok(at) = self.next.fetch_update(Relaxed, Relaxed, claim) {
+            f(at..at + share(units - at));
         }
     }
 
-    fn work(&self) {
+    fn work(&self, threads: usize) {
         let mut seen = 0;
         loop {
             let Some(epoch) = self.wait(seen) else { return };
@@ -129,7 +141,8 @@ impl Shared {
             // SAFETY: this worker is counted inside, so `Leave` still waits in `Pool::run`, where the job lives; the job
             // was stored before the epoch that was just entered.
             let job: Job<'_> = unsafe { *self.job.load(Relaxed).cast::<Job<'_>>() };
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.take_units(job)));
+            let done =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.take_units(job, threads)));
             if done.is_err() {
                 self.failed.store(true, Relaxed);
             }
@@ -188,7 +201,13 @@ mod tests {
                 pool.run(hits.len(), |i| {
                     hits[i].fetch_add(1, Relaxed);
                 });
-                assert!(hits.iter().all(|h| h.load(Relaxed) == 1), "threads {threads}, round {round}");
+                pool.run_runs(hits.len(), 7, |run| {
+                    assert!(run.len() <= 7 || threads == 1);
+                    run.for_each(|i| {
+                        hits[i].fetch_add(1, Relaxed);
+                    });
+                });
+                assert!(hits.iter().all(|h| h.load(Relaxed) == 2), "threads {threads}, round {round}");
                 if round % 100 == 99 {
                     std::thread::sleep(Duration::from_millis(1));
                 }

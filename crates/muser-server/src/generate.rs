@@ -326,13 +326,12 @@ impl Sink for Pipeline {
             return if end || !going { Flow::Stop } else { Flow::Continue };
         };
         let text = self.detokenizer.push(tokenizer, token);
-        let before = parser.reasoning();
+        let (before, answered) = (parser.reasoning(), parser.answering());
         let events = parser.push_token(&text, special);
         let (reasoning, finished) = (parser.reasoning(), parser.finished());
-        let in_call = parser.in_call();
+        let content = (answered || parser.answering()) && !special;
         self.reasoning += usize::from(before || reasoning);
-        let shown = events.iter().any(|e| matches!(e, Event::Content(_)));
-        self.report(sampled, !special && !before && !reasoning && !in_call && (shown || text.is_empty()));
+        self.report(sampled, content);
         if !self.pass(events) || end || finished {
             return Flow::Stop;
         }

@@ -139,6 +139,11 @@ impl ChannelParser {
         matches!(self.state, State::Reasoning)
     }
 
+    /// Whether the parser is in the answer's text.
+    pub fn answering(&self) -> bool {
+        matches!(self.state, State::Content)
+    }
+
     /// Whether the parser stands inside a call.
     pub fn in_call(&self) -> bool {
         matches!(self.state, State::Tool(_) | State::Doubtful(_))

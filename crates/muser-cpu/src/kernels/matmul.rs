@@ -24,8 +24,8 @@ const COLUMNS: usize = 12;
 const PANELS: usize = 4;
 /// Panels of one unit take about this much of the second-level cache in prefill.
 const CACHE: usize = 512 << 10;
-/// Bytes of a unit of decode: enough that claiming it costs nothing.
-const UNIT: usize = 128 << 10;
+/// Bytes of the longest run that a thread claims with few columns.
+const RUN: usize = 1 << 20;
 
 /// What a multiplication needs besides its operands.
 #[derive(Clone, Copy)]
@@ -152,10 +152,22 @@ fn multiply(ctx: Context<'_>, matrix: &Matrix, panels: &[u8], x: &Prepared, tile
     }
 }
 
-/// Panels that one unit takes; `matrices` of the same shape share it.
-fn panels_per_unit(matrix: &Matrix, columns: usize, matrices: usize) -> usize {
-    let bytes = if columns > 16 { CACHE } else { UNIT };
-    (bytes / (matrix.panel_bytes * matrices).max(1)).clamp(1, PANELS)
+/// How a multiplication's panels are shared: panels of a unit, and most units of one claim.
+struct Shares {
+    panels: usize,
+    most: usize,
+}
+
+impl Shares {
+    /// `matrices` of the same shape go together. Few columns: long runs of memory, since each new place costs a
+    /// microsecond of waiting. Prefill: what the second-level cache holds.
+    fn new(ctx: Context<'_>, matrix: &Matrix, columns: usize, matrices: usize) -> Self {
+        let bytes = (matrix.panel_bytes * matrices).max(1);
+        let fair = matrix.panels() / (8 * ctx.pool.threads());
+        let fits = if columns > 16 { CACHE / bytes } else { PANELS };
+        let panels = fair.min(fits).clamp(1, PANELS);
+        Shares { panels, most: if columns > 16 { 1 } else { (RUN / (panels * bytes)).max(1) } }
+    }
 }
 
 /// Keeps the first error of a job.
@@ -172,27 +184,32 @@ fn outcome(error: Mutex<Option<ModelError>>) -> Result<(), ModelError> {
 /// Each matrix times the same columns, in one job.
 pub fn project(ctx: Context<'_>, x: &Prepared, jobs: &mut [(&Matrix, &mut [f32])]) -> Result<(), ModelError> {
     let columns = x.tiles.last().map_or(0, |t| t.first + t.used);
-    let jobs: Vec<(&Matrix, SharedMut<'_, f32>, usize)> =
-        jobs.iter_mut().map(|(m, out)| (*m, SharedMut::new(out), panels_per_unit(m, columns, 1))).collect();
-    let units: usize = jobs.iter().map(|(m, _, step)| m.panels().div_ceil(*step)).sum();
+    let mut units = 0;
+    let mut most = usize::MAX;
+    // Matrix, result, panels of a unit, first unit.
+    let mut parts = vec![];
+    for (matrix, out) in jobs.iter_mut() {
+        let shares = Shares::new(ctx, matrix, columns, 1);
+        parts.push((*matrix, SharedMut::new(out), shares.panels, units));
+        units += matrix.panels().div_ceil(shares.panels);
+        most = most.min(shares.most);
+    }
     let error = Mutex::new(None);
-    ctx.pool.run(units, |mut unit| {
-        for (matrix, out, step) in &jobs {
-            let here = matrix.panels().div_ceil(*step);
-            if unit >= here {
-                unit -= here;
+    ctx.pool.run_runs(units, most, |run| {
+        let mut results = [[[0.0; LANES]; COLUMNS]; PANELS];
+        for unit in run {
+            let Some((matrix, out, step, first)) = parts.iter().rfind(|(_, _, _, first)| *first <= unit)
+            else {
                 continue;
-            }
-            let panels = unit * step..matrix.panels().min((unit + 1) * step);
+            };
+            let panels = (unit - first) * step..matrix.panels().min((unit - first + 1) * step);
             let done = matrix.with_panels(ctx.arena, ctx.model, panels.clone(), |bytes| {
-                let mut results = [[[0.0; LANES]; COLUMNS]; PANELS];
                 for tile in &x.tiles {
                     multiply(ctx, matrix, bytes, x, tile, &mut results);
                     store(matrix.rows, panels.clone(), tile, &results, out);
                 }
             });
             keep(&error, done);
-            return;
         }
     });
     outcome(error)
@@ -207,26 +224,33 @@ pub fn gate_up(
     out: &mut [f32],
 ) -> Result<(), ModelError> {
     let columns = x.tiles.last().map_or(0, |t| t.first + t.used);
-    let step = panels_per_unit(gate, columns, 2);
+    let shares = Shares::new(ctx, gate, columns, 2);
+    let step = shares.panels;
     let out = SharedMut::new(out);
     let error = Mutex::new(None);
-    ctx.pool.run(gate.panels().div_ceil(step), |unit| {
-        let panels = unit * step..gate.panels().min((unit + 1) * step);
-        let done = gate.with_panels(ctx.arena, ctx.model, panels.clone(), |gates| {
-            up.with_panels(ctx.arena, ctx.model, panels.clone(), |ups| {
-                let (mut g, mut u) = ([[[0.0; LANES]; COLUMNS]; PANELS], [[[0.0; LANES]; COLUMNS]; PANELS]);
-                for tile in &x.tiles {
-                    multiply(ctx, gate, gates, x, tile, &mut g);
-                    multiply(ctx, up, ups, x, tile, &mut u);
-                    for (g, u) in g.iter_mut().zip(&u).take(panels.len()) {
-                        let (gate, up) = (&mut g[..tile.used], &u[..tile.used]);
-                        dispatch(ctx.isa, SiluMul { gate: gate.as_flattened_mut(), up: up.as_flattened() });
+    ctx.pool.run_runs(gate.panels().div_ceil(step), shares.most, |run| {
+        run.for_each(|unit| {
+            let panels = unit * step..gate.panels().min((unit + 1) * step);
+            let done = gate.with_panels(ctx.arena, ctx.model, panels.clone(), |gates| {
+                up.with_panels(ctx.arena, ctx.model, panels.clone(), |ups| {
+                    let (mut g, mut u) =
+                        ([[[0.0; LANES]; COLUMNS]; PANELS], [[[0.0; LANES]; COLUMNS]; PANELS]);
+                    for tile in &x.tiles {
+                        multiply(ctx, gate, gates, x, tile, &mut g);
+                        multiply(ctx, up, ups, x, tile, &mut u);
+                        for (g, u) in g.iter_mut().zip(&u).take(panels.len()) {
+                            let (gate, up) = (&mut g[..tile.used], &u[..tile.used]);
+                            dispatch(
+                                ctx.isa,
+                                SiluMul { gate: gate.as_flattened_mut(), up: up.as_flattened() },
+                            );
+                        }
+                        store(gate.rows, panels.clone(), tile, &g, &out);
                     }
-                    store(gate.rows, panels.clone(), tile, &g, &out);
-                }
-            })
-        });
-        keep(&error, done.and_then(|inner| inner));
+                })
+            });
+            keep(&error, done.and_then(|inner| inner));
+        })
     });
     outcome(error)
 }
