@@ -1,4 +1,5 @@
 //! Commands that explain: what they print is what they say they print.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

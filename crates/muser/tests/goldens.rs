@@ -1,4 +1,5 @@
 //! `logits` and `run` beside transformers and PyTorch.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! `tokenize`, `template` and `parse` on what tiktoken, Hugging Face's tokenizers and transformers gave.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

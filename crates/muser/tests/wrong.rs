@@ -1,4 +1,5 @@
 //! Wrong usage: one clear error, the right exit code, no panic.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
