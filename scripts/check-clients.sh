@@ -8,5 +8,5 @@ env=target/clients
 if ! command -v "${CHROMIUM:-chromium}" >/dev/null; then
   apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium
 fi
-cargo build -q -p muser
+cargo build -q --release -p muser
 "$env/bin/pytest" -q -p no:cacheprovider tests/clients
