@@ -20,18 +20,17 @@ pub(crate) enum Header {
 
 /// Reads a header from the start of `text`; `known` tells the recipients that exist.
 pub(crate) fn read(text: &str, known: impl Fn(&str) -> bool) -> Header {
-    match read_any(text, known) {
-        Header::Complete { len, .. } | Header::Ended { len, .. } if len > MAX_HEADER => Header::No,
-        Header::Partial if text.len() > MAX_HEADER => Header::No,
-        header => header,
-    }
+    let (header, rest) = read_any(text, known);
+    // Only what stands before the undecided or last token counts, so that the cap falls the same however the text is split.
+    if text.len() - rest > MAX_HEADER { Header::No } else { header }
 }
 
-fn read_any(text: &str, known: impl Fn(&str) -> bool) -> Header {
+/// The header, and the length of the text from its last token on.
+fn read_any(text: &str, known: impl Fn(&str) -> bool) -> (Header, usize) {
     let mut rest = text.trim_start();
     for (end, turn) in [("<|eot|>", true), ("<|end_of_text|>", true), ("<|eom|>", false)] {
         if let Some(after) = rest.strip_prefix(end) {
-            return Header::Ended { len: text.len() - after.len(), turn };
+            return (Header::Ended { len: text.len() - after.len(), turn }, rest.len());
         }
     }
     let mut role = String::new();
@@ -44,10 +43,10 @@ fn read_any(text: &str, known: impl Fn(&str) -> bool) -> Header {
         rest = after.trim_start();
         if !rest.starts_with("to=") && !rest.starts_with(MESSAGE) {
             let partial = "to=".starts_with(rest) || MESSAGE.starts_with(rest);
-            return if partial { Header::Partial } else { Header::No };
+            return (if partial { Header::Partial } else { Header::No }, rest.len());
         }
     } else if "assistant".starts_with(rest) {
-        return Header::Partial;
+        return (Header::Partial, rest.len());
     }
     let mut recipient = None;
     if let Some(after) = rest.strip_prefix("to=") {
@@ -59,18 +58,19 @@ fn read_any(text: &str, known: impl Fn(&str) -> bool) -> Header {
         rest = &rest[rest.find('<').unwrap_or(rest.len())..];
     }
     if let Some(after) = rest.strip_prefix(MESSAGE) {
-        return Header::Complete { role, recipient, len: text.len() - after.len() };
+        return (Header::Complete { role, recipient, len: text.len() - after.len() }, rest.len());
     }
     let partial = |token: &&str| token.starts_with(rest);
     if CONTROL.iter().chain([&CALLS, &"to="]).any(partial) {
-        return Header::Partial;
+        return (Header::Partial, rest.len());
     }
     // A role or a recipient, then something else: the separator was forgotten.
     let forgotten = match &recipient {
         Some(name) => rest.starts_with(CALLS) || !role.is_empty() || known(name),
         None => !role.is_empty(),
     };
-    if forgotten { Header::Complete { role, recipient, len: text.len() - rest.len() } } else { Header::No }
+    let complete = Header::Complete { role, recipient, len: text.len() - rest.len() };
+    (if forgotten { complete } else { Header::No }, rest.len())
 }
 
 /// A header within a message that was not ended: ` to=RECIPIENT<|message|>`.

@@ -317,6 +317,18 @@ fn corpus() -> Vec<String> {
     ]
 }
 
+#[test]
+fn headers_of_any_length_say_the_same_at_every_split() {
+    for len in 470..530 {
+        for end in ["<|eom|>x", "<|message|>x", " to=user<|message|>x"] {
+            let text = format!("<|start|>assistant to={}{end}", "n".repeat(len));
+            let single: Vec<String> = text.chars().map(String::from).collect();
+            let single: Vec<&str> = single.iter().map(String::as_str).collect();
+            assert_eq!(collect(&single), parse(&text), "{len} {end}");
+        }
+    }
+}
+
 fn collect(pieces: &[&str]) -> Message {
     let tools = tools();
     let mut parser = ChannelParser::new(Some(&tools));
