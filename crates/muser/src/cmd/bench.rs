@@ -22,8 +22,6 @@ pub struct Bench {
     source: SourceArgs,
     #[command(flatten)]
     synthetic: SyntheticArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
     /// Prompt tokens to compute; 0 leaves prefill out
     #[arg(long, value_name = "N", default_value_t = 512)]
     prefill: usize,
@@ -42,6 +40,8 @@ pub struct Bench {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 impl Bench {

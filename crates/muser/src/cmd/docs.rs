@@ -115,6 +115,8 @@ const EFFECTS: &[Effect] = &[
 const ENVIRONMENT: &[(&str, &str)] = &[
     ("MUSER_MODEL", "the default model; no arithmetic"),
     ("MUSER_API_KEY", "a key of `muser serve`; no arithmetic"),
+    ("XDG_CACHE_HOME", "compiled CUDA kernels are kept in muser/ there; no arithmetic"),
+    ("HOME", "as XDG_CACHE_HOME, with .cache between; no arithmetic"),
     ("NO_COLOR", "no styles in the terminal; no arithmetic"),
 ];
 

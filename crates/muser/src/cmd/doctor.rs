@@ -15,11 +15,11 @@ use std::io::Write;
 pub struct Doctor {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// One thing that was looked at.

@@ -18,8 +18,6 @@ pub struct Kernels {
     source: SourceArgs,
     #[command(flatten)]
     synthetic: SyntheticArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
     /// Which pass
     #[arg(long, value_enum, default_value = "target")]
     pass: PassName,
@@ -35,6 +33,8 @@ pub struct Kernels {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 impl Kernels {

@@ -18,14 +18,14 @@ use std::path::PathBuf;
 pub struct Logits {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
     /// Token ids: numbers separated by commas
     #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
     tokens: String,
     /// The file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 impl Logits {

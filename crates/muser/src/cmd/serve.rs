@@ -23,8 +23,6 @@ use std::time::{Duration, Instant};
 pub struct Serve {
     #[command(flatten)]
     source: SourceArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
     /// Address to listen on
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     host: IpAddr,
@@ -76,6 +74,8 @@ pub struct Serve {
     /// What is logged on standard error; prompts and answers never are
     #[arg(long, value_enum, default_value = "info")]
     log: LogLevel,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -26,8 +26,6 @@ pub struct Trace {
     source: SourceArgs,
     #[command(flatten)]
     synthetic: SyntheticArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
     /// Which pass
     #[arg(long, value_enum, default_value = "target")]
     pass: PassName,
@@ -49,6 +47,8 @@ pub struct Trace {
     /// Write a picture
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// What was measured.
