@@ -1,9 +1,11 @@
 //! Finding the first place where two devices differ: pass, step, buffer, row, element.
 
-use crate::device::{Device, DeviceError, Observer, Row};
+use crate::device::{Device, DeviceError, Observer, SeqId};
 use crate::model::Model;
 use crate::plan::{Buf, Pass};
+use crate::receipt::rows;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
 /// Where two runs part.
@@ -25,6 +27,17 @@ pub struct Difference {
     pub element: usize,
     /// The two values.
     pub values: (f32, f32),
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Difference { step, name, layer, buf, position, element, values: (a, b), .. } = self;
+        if let Some(layer) = layer {
+            write!(f, "layer {layer}, ")?;
+        }
+        write!(f, "step {step} ({name}), buffer {buf:?}, position {position}, element {element}: ")?;
+        write!(f, "{a:?} (bits {:08x}) against {b:?} (bits {:08x})", a.to_bits(), b.to_bits())
+    }
 }
 
 /// What each step left in the buffers that it writes.
@@ -64,29 +77,40 @@ pub fn first_difference(
     tolerance: f32,
 ) -> Result<Option<Difference>, DeviceError> {
     let [a, b] = devices;
-    let (seq_a, seq_b) = (a.open(tokens.len())?, b.open(tokens.len())?);
-    let mut found = None;
-    for (c, part) in tokens.chunks(chunk.max(1)).enumerate() {
-        let first = c * chunk.max(1);
-        let batch = |seq| -> Vec<Row> {
-            let row = |(i, t): (usize, &u32)| Row {
-                feature: i as u32,
-                ..Row::new(seq, (first + i) as u32, *t).with_logits()
-            };
-            part.iter().enumerate().map(row).collect()
-        };
-        let mut one = Recorder { model, pass: Pass::Target, record: Record::default() };
-        let mut two = Recorder { model, pass: Pass::Target, record: Record::default() };
-        a.run(Pass::Target, &batch(seq_a), Some(&mut one))?;
-        b.run(Pass::Target, &batch(seq_b), Some(&mut two))?;
-        found = compare(model, &one.record, &two.record, first, tolerance);
-        if found.is_some() {
-            break;
+    let seq_a = a.open(tokens.len())?;
+    let seq_b = match b.open(tokens.len()) {
+        Ok(seq) => seq,
+        Err(error) => {
+            a.close(seq_a);
+            return Err(error);
         }
-    }
+    };
+    let found = run_both(model, [(a, seq_a), (b, seq_b)], tokens, chunk.max(1), tolerance);
     a.close(seq_a);
     b.close(seq_b);
-    Ok(found)
+    found
+}
+
+fn run_both(
+    model: &Model,
+    devices: [(&mut dyn Device, SeqId); 2],
+    tokens: &[u32],
+    chunk: usize,
+    tolerance: f32,
+) -> Result<Option<Difference>, DeviceError> {
+    let [(a, seq_a), (b, seq_b)] = devices;
+    for (c, part) in tokens.chunks(chunk).enumerate() {
+        let first = c * chunk;
+        let mut one = Recorder { model, pass: Pass::Target, record: Record::default() };
+        let mut two = Recorder { model, pass: Pass::Target, record: Record::default() };
+        a.run(Pass::Target, &rows(seq_a, first, part), Some(&mut one))?;
+        b.run(Pass::Target, &rows(seq_b, first, part), Some(&mut two))?;
+        let found = compare(model, &one.record, &two.record, first, tolerance);
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
 }
 
 fn compare(model: &Model, a: &Record, b: &Record, first: usize, tolerance: f32) -> Option<Difference> {

@@ -165,6 +165,11 @@ impl Gguf {
         self.shards.iter().map(|bytes| bytes.len() as u64).sum()
     }
 
+    /// The bytes of each file, in the order of the parts.
+    pub fn files(&self) -> impl Iterator<Item = &[u8]> {
+        self.shards.iter().map(|bytes| &**bytes)
+    }
+
     /// The architecture, `general.architecture`.
     ///
     /// # Errors

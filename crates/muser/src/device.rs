@@ -62,6 +62,16 @@ pub enum LaneName {
     Strict,
 }
 
+impl LaneName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            LaneName::Serving => "serving",
+            LaneName::Strict => "strict",
+        }
+    }
+}
+
 impl From<LaneName> for Lane {
     fn from(name: LaneName) -> Lane {
         match name {
@@ -84,6 +94,17 @@ pub enum KvName {
     F32,
 }
 
+impl KvName {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvName::F16 => "f16",
+            KvName::Q8_0 => "q8_0",
+            KvName::F32 => "f32",
+        }
+    }
+}
+
 impl From<KvName> for KvType {
     fn from(name: KvName) -> KvType {
         match name {
@@ -101,9 +122,9 @@ pub struct DeviceArgs {
     /// auto, cpu, cuda, cuda:N or reference (naive and slow, for checks)
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub device: DeviceName,
-    /// Arithmetic
-    #[arg(long, value_enum, default_value = "serving")]
-    pub lane: LaneName,
+    /// Arithmetic [default: serving; strict for receipt and verify]
+    #[arg(long, value_enum)]
+    pub lane: Option<LaneName>,
     /// Threads of the CPU device [default: one a core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -129,6 +150,11 @@ fn parse_isa(name: &str) -> Result<Isa, String> {
 }
 
 impl DeviceArgs {
+    /// The arithmetic that was asked for.
+    pub fn lane(&self) -> LaneName {
+        self.lane.unwrap_or_default()
+    }
+
     /// Loads the model on the device that was asked for.
     pub fn load(&self, opened: &Opened) -> Result<Box<dyn Device>> {
         self.load_on(self.device, opened)
@@ -153,7 +179,7 @@ impl DeviceArgs {
             }
             DeviceName::Auto | DeviceName::Cpu => {
                 let options = CpuOptions {
-                    lane: self.lane.into(),
+                    lane: self.lane().into(),
                     threads: self.threads.map(usize::from),
                     isa: self.isa,
                     max_rows,
@@ -170,12 +196,12 @@ impl DeviceArgs {
 
     /// Whether the CUDA device does what was asked for.
     fn suits_cuda(&self) -> bool {
-        self.lane == LaneName::Serving && self.kv == KvName::F16
+        self.lane() == LaneName::Serving && self.kv == KvName::F16
     }
 
     fn load_cuda(&self, index: usize, opened: &Opened) -> Result<Box<dyn Device>> {
         let options = CudaOptions {
-            lane: self.lane.into(),
+            lane: self.lane().into(),
             index,
             max_rows: usize::from(self.chunk),
             kv: self.kv.into(),
@@ -205,7 +231,7 @@ impl DeviceArgs {
             }
             DeviceName::Auto | DeviceName::Cpu => {
                 let isa = self.isa.unwrap_or_else(Isa::best);
-                let lane = self.lane.into();
+                let lane = self.lane().into();
                 Ok((format!("cpu {isa}"), muser_cpu::routes(&opened.model, pass, rows, lane, isa)))
             }
         }

@@ -11,6 +11,7 @@ mod npy;
 mod open;
 mod output;
 mod prompt;
+mod receipt;
 mod sampling;
 mod screen;
 mod text;

@@ -273,7 +273,7 @@ impl Report<'_> {
         json!({
             "model": self.model,
             "device": self.device,
-            "lane": format!("{:?}", self.args.device.lane).to_lowercase(),
+            "lane": self.args.device.lane().name(),
             "prefill": self.args.prefill,
             "decode": self.args.decode,
             "depth": self.args.depth,
