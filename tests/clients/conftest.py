@@ -3,6 +3,7 @@
 MUSER names the binary; without it the newest of target/{release,debug}/muser is taken.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -24,10 +25,11 @@ def binary():
     return str(max(built, key=lambda p: p.stat().st_mtime))
 
 
-@pytest.fixture(scope="session")
-def server():
+@contextlib.contextmanager
+def serve(*more):
+    """A server with these further options; its address."""
     model = ROOT / "models" / f"{MODEL}.gguf"
-    command = [binary(), "serve", "-m", str(model), "--port", "0", "--api-key", KEY, "--log", "warn"]
+    command = [binary(), "serve", "-m", str(model), "--port", "0", "--api-key", KEY, "--log", "warn", *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
@@ -37,6 +39,12 @@ def server():
     finally:
         process.terminate()
         assert process.wait(timeout=60) == 0
+
+
+@pytest.fixture(scope="session")
+def server():
+    with serve() as address:
+        yield address
 
 
 def weather_tool():

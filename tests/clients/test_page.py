@@ -8,6 +8,16 @@ import pytest
 from conftest import KEY, MODEL, weather_tool
 from playwright.sync_api import expect, sync_playwright
 
+# Nothing of the browser's own goes to the network. Its profile is an empty folder that Playwright makes.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -15,7 +25,7 @@ def browser():
     path = next(filter(None, (shutil.which(n) for n in names if n)), None)
     assert path, "install a Chromium, or name one in CHROMIUM"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
 

@@ -8,7 +8,7 @@ const MAX_DEPTH: usize = 64;
 
 /// Messages and tools as the template takes them:
 /// `developer` is `system`; a call's arguments are an object (the API sends JSON text); `image_url` parts are images; tools
-/// have a description and parameters; null content is absent.
+/// have a description and parameters; null content is absent; what was said beside calls is a message of its own.
 pub fn normalize(messages: &Value, tools: Option<&Value>) -> Result<(Value, Option<Value>), TextError> {
     let list = messages.as_array().ok_or_else(|| bad("messages must be an array".into()))?;
     if list.is_empty() {
@@ -18,6 +18,7 @@ pub fn normalize(messages: &Value, tools: Option<&Value>) -> Result<(Value, Opti
         return Err(bad(format!("messages and tools may nest at most {MAX_DEPTH} levels deep")));
     }
     let messages = list.iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<Vec<_>, _>>()?;
+    let messages: Vec<Value> = messages.into_iter().flat_map(apart).collect();
     let tools = match tools {
         None | Some(Value::Null) => None,
         Some(Value::Array(all)) if all.is_empty() => None,
@@ -43,7 +44,7 @@ fn depth(value: &Value, at: usize) -> usize {
     }
 }
 
-fn message(i: usize, value: &Value) -> Result<Value, TextError> {
+fn message(i: usize, value: &Value) -> Result<Map<String, Value>, TextError> {
     let map = value.as_object().ok_or_else(|| bad(format!("messages[{i}] must be an object")))?;
     let role = map
         .get("role")
@@ -98,7 +99,26 @@ fn message(i: usize, value: &Value) -> Result<Value, TextError> {
         }
         Some(_) => return Err(bad(format!("messages[{i}].tool_calls must be an array"))),
     }
-    Ok(Value::Object(out))
+    Ok(out)
+}
+
+/// The template leaves out the text of a message with calls. The model wrote it as a message to the user that did not end
+/// its turn, and so it is given back: nothing said is forgotten, and a prefix cache goes on after the whole turn.
+fn apart(message: Map<String, Value>) -> Vec<Value> {
+    let said = match message.get("content") {
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Array(parts)) => !parts.is_empty(),
+        _ => false,
+    };
+    if !said || message["role"] != "assistant" || !message.contains_key("tool_calls") {
+        return vec![message.into()];
+    }
+    let (mut text, mut calls) = (message.clone(), message);
+    text.remove("tool_calls");
+    text.insert("end_turn".into(), false.into());
+    calls.remove("reasoning_content");
+    calls.insert("content".into(), Value::Null);
+    vec![text.into(), calls.into()]
 }
 
 fn content_part(i: usize, p: usize, part: &Value) -> Result<Value, TextError> {

@@ -82,3 +82,22 @@ fn bad_requests_name_the_place() {
         "messages[0].tool_calls[0].function.arguments",
     );
 }
+
+#[test]
+fn what_was_said_beside_calls_is_a_message_of_its_own() {
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}});
+    let of = |content: serde_json::Value| {
+        let message = json!({"role": "assistant", "reasoning_content": "Hm.", "content": content, "tool_calls": [call]});
+        normalize(&json!([message]), None).unwrap().0
+    };
+    for nothing in [json!(null), json!(""), json!([])] {
+        assert_eq!(of(nothing).as_array().unwrap().len(), 1);
+    }
+    assert_eq!(
+        of(json!("I look.")),
+        json!([
+            {"role": "assistant", "reasoning_content": "Hm.", "content": "I look.", "end_turn": false},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+        ])
+    );
+}

@@ -12,7 +12,7 @@ use muser_server::generate::Generator;
 use muser_server::metrics::Metrics;
 use muser_server::slots::{SlotOptions, Slots};
 use muser_server::text::TextModel;
-use muser_text::{Specials, Tokenizer, Vocab};
+use muser_text::{ChatTemplate, Specials, Tokenizer, Vocab};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,9 +23,13 @@ use tower::ServiceExt;
 
 const MINI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/glimmer-mini-Q8_0.gguf");
 
-/// glimmer-mini's shape and tokenizer; its weights are never read.
+const RELEASE_TEMPLATE: &str = include_str!("../../../../tests/fixtures/chat/muse-glimmer.jinja");
+
+/// glimmer-mini's shape, with a longer context, and its tokenizer; its weights are never read.
 pub static MODEL: LazyLock<(Arc<Model>, Tokenizer)> = LazyLock::new(|| {
-    let model = Arc::new(muser_core::model::open(Path::new(MINI), None).unwrap().0);
+    let mut model = muser_core::model::open(Path::new(MINI), None).unwrap().0;
+    model.plans.target.geometry.context = 1 << 16;
+    let model = Arc::new(model);
     let vocab = Vocab::from_gguf(&Gguf::open(Path::new(MINI)).unwrap()).unwrap();
     (model, Tokenizer::new(vocab).unwrap())
 });
@@ -70,8 +74,9 @@ impl Stage {
         }
     }
 
-    /// The token that follows a history by its script.
+    /// The token that follows a history by its script. No script is as long as the part that is looked at.
     fn next(&self, history: &[u32]) -> u32 {
+        let history = &history[history.len().saturating_sub(6000)..];
         let tokenizer = &MODEL.1;
         let eot = tokenizer.special("<|eot|>").unwrap();
         let starts: Vec<usize> = history
@@ -222,12 +227,20 @@ pub struct Setup {
     pub server: ServerOptions,
     pub max_rows: usize,
     pub free_calls: bool,
+    /// Muse Glimmer's chat template instead of glimmer-mini's.
+    pub release_template: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let slots = SlotOptions { slots: 4, context: 2048, host_bytes: 1 << 20, ..SlotOptions::default() };
-        Setup { slots, server: ServerOptions::default(), max_rows: 64, free_calls: false }
+        Setup {
+            slots,
+            server: ServerOptions::default(),
+            max_rows: 64,
+            free_calls: false,
+            release_template: false,
+        }
     }
 }
 
@@ -240,7 +253,10 @@ impl Setup {
         let metrics = Arc::new(Metrics::default());
         let slots = Slots::start(engine, self.slots, metrics.clone()).unwrap();
         let file = Gguf::open(Path::new(MINI)).unwrap();
-        let text = TextModel::from_gguf(&file, "glimmer-mini".into(), model.geometry().vocab).unwrap();
+        let mut text = TextModel::from_gguf(&file, "glimmer-mini".into(), model.geometry().vocab).unwrap();
+        if self.release_template {
+            text.template = ChatTemplate::new(RELEASE_TEMPLATE, "<|begin_of_text|>").unwrap();
+        }
         let generator = Generator {
             text: Arc::new(text),
             slots,
