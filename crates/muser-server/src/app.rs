@@ -3,6 +3,7 @@
 use crate::error::{ApiError, Kind, Protocol};
 use crate::fields::Fields;
 use crate::generate::Generator;
+use crate::saved::SavedSessions;
 use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -46,6 +47,8 @@ pub struct App {
     pub started: Instant,
     /// What the model's file says of itself: name and value.
     pub details: crate::ModelDetails,
+    /// Where slots' sessions are saved, if they may be.
+    pub saved: Option<Arc<SavedSessions>>,
 }
 
 /// The address at the other end.

@@ -8,6 +8,7 @@ pub mod generate;
 pub mod metrics;
 pub mod request;
 pub mod routes;
+pub mod saved;
 pub mod serve;
 pub mod slots;
 mod stream;

@@ -9,6 +9,7 @@ mod ollama;
 mod openai;
 mod ops;
 mod responses;
+mod slots;
 
 use crate::app::{App, guard, protocol};
 use crate::error::{ApiError, Kind};
@@ -36,7 +37,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/detokenize", post(llamacpp::detokenize))
         .route("/apply-template", post(llamacpp::apply_template))
         .route("/props", get(llamacpp::props))
-        .route("/slots", get(llamacpp::slots))
+        .route("/slots", get(slots::list))
+        .route("/slots/{id}", post(slots::act))
         .route("/infill", post(llamacpp::infill))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))

@@ -1,11 +1,20 @@
 //! Listening, and stopping without losing what runs.
 
+#[cfg(feature = "tls")]
+mod tls;
+
+#[cfg(feature = "tls")]
+pub use tls::Tls;
+
 use crate::app::{App, Peer};
 use crate::routes::router;
 use axum::extract::connect_info::Connected;
 use axum::serve::IncomingStream;
 use std::future::IntoFuture;
 use std::net::SocketAddr;
+#[cfg(not(feature = "tls"))]
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -24,9 +33,28 @@ pub enum ServeError {
     #[error("cannot listen on {address}: {source}; choose another with --host and --port")]
     #[allow(missing_docs)]
     Bind { address: SocketAddr, source: std::io::Error },
+    /// A certificate or key that cannot be used.
+    #[error("{}: cannot be used for TLS: {why}", path.display())]
+    #[allow(missing_docs)]
+    Tls { path: PathBuf, why: String },
+    /// A program without TLS was asked for it.
+    #[error("this muser was built without TLS; build it with `--features tls`")]
+    NoTls,
     /// The system.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+/// HTTPS is not part of this build; there is no value of this type.
+#[cfg(not(feature = "tls"))]
+pub enum Tls {}
+
+#[cfg(not(feature = "tls"))]
+impl Tls {
+    /// Refuses.
+    pub fn new(_: &Path, _: &Path) -> Result<Self, ServeError> {
+        Err(ServeError::NoTls)
+    }
 }
 
 impl Connected<IncomingStream<'_, TcpListener>> for Peer {
@@ -35,12 +63,13 @@ impl Connected<IncomingStream<'_, TcpListener>> for Peer {
     }
 }
 
-/// Serves until SIGTERM or SIGINT, then lets running generations go on for at most `grace`. `ready` is called with the
-/// address once the server listens.
+/// Serves until SIGTERM or SIGINT, then lets running generations go on for at most `grace`; HTTPS where `tls` is given.
+/// `ready` is called with the address once the server listens.
 pub fn run(
     app: Arc<App>,
     address: SocketAddr,
     grace: Duration,
+    tls: Option<Tls>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
     if !address.ip().is_loopback() && app.options.keys.is_empty() {
@@ -55,10 +84,17 @@ pub fn run(
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let mut closing = stopped.clone();
         let service = router(app.clone()).into_make_service_with_connect_info::<Peer>();
-        let server = axum::serve(listener, service).with_graceful_shutdown(async move {
+        let closed = async move {
             let _ = closing.wait_for(|stopped| *stopped).await;
-        });
-        let server = tokio::spawn(server.into_future());
+        };
+        let server = match tls {
+            None => tokio::spawn(axum::serve(listener, service).with_graceful_shutdown(closed).into_future()),
+            #[cfg(feature = "tls")]
+            Some(tls) => {
+                let server = axum::serve(tls.listen(listener)?, service);
+                tokio::spawn(server.with_graceful_shutdown(closed).into_future())
+            }
+        };
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}

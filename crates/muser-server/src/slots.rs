@@ -3,9 +3,12 @@
 //! Each turn of the loop admits what fits, computes at most one chunk of one prompt, and decodes one step of every
 //! session that is past its prompt. So a token waits for at most one short chunk of somebody else's prompt.
 
+mod act;
 mod admit;
 mod host;
 mod run;
+
+pub use act::SlotFault;
 
 use crate::metrics::Metrics;
 use muser_core::sample::{Sampled, SamplerOptions};
@@ -137,6 +140,8 @@ pub struct SlotStatus {
 
 enum Message {
     Work(Box<Work>),
+    /// Something that needs the engine.
+    Act(Box<dyn FnOnce(&mut Scheduler) + Send>),
     Stop(Instant),
 }
 
@@ -294,6 +299,7 @@ impl Scheduler {
                     work.sink.finish(End::Shutdown, report);
                 }
                 Message::Work(work) => self.queue.push(Queued { work, since: Instant::now() }),
+                Message::Act(act) => act(self),
                 Message::Stop(limit) => self.stopping = Some(limit),
             }
         }

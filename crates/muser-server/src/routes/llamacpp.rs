@@ -252,18 +252,6 @@ pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-/// `GET /slots`
-pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
-    let slots = &app.generator.slots;
-    let slot = |(id, s): (usize, crate::slots::SlotStatus)| {
-        json!({
-            "id": id, "n_ctx": slots.context(), "is_processing": s.busy, "is_prefilling": s.prefilling,
-            "n_cached": s.tokens, "n_prompt_tokens": s.prompt, "n_decoded": s.generated,
-        })
-    };
-    Json(slots.status().into_iter().enumerate().map(slot).collect())
-}
-
 /// `POST /infill`
 pub async fn infill() -> Response {
     let why = "infill is not supported: this model was not trained to fill in the middle; use /completion";

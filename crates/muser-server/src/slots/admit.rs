@@ -144,7 +144,7 @@ impl Scheduler {
         Ok(target)
     }
 
-    fn fresh(&mut self) -> Result<Session, EngineError> {
+    pub(super) fn fresh(&mut self) -> Result<Session, EngineError> {
         self.engine.session(self.options.context, Default::default())
     }
 
@@ -166,7 +166,7 @@ impl Scheduler {
     }
 
     /// Empties an idle slot; what it held goes to the host tier.
-    fn clear(&mut self, index: usize) {
+    pub(super) fn clear(&mut self, index: usize) {
         let Some(len) = self.slots[index].session.as_ref().map(|s| s.tokens().len()) else { return };
         for mark in std::mem::take(&mut self.slots[index].marks) {
             if mark <= len {

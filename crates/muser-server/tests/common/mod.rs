@@ -10,12 +10,13 @@ use muser_format::Gguf;
 use muser_server::app::{App, ServerOptions};
 use muser_server::generate::Generator;
 use muser_server::metrics::Metrics;
+use muser_server::saved::SavedSessions;
 use muser_server::slots::{SlotOptions, Slots};
 use muser_server::text::TextModel;
 use muser_text::{ChatTemplate, Specials, Tokenizer, Vocab};
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Instant;
@@ -229,6 +230,7 @@ pub struct Setup {
     pub free_calls: bool,
     /// Muse Glimmer's chat template instead of glimmer-mini's.
     pub release_template: bool,
+    pub save_path: Option<PathBuf>,
 }
 
 impl Default for Setup {
@@ -240,6 +242,7 @@ impl Default for Setup {
             max_rows: 64,
             free_calls: false,
             release_template: false,
+            save_path: None,
         }
     }
 }
@@ -249,6 +252,8 @@ impl Setup {
         let stage = Arc::new(Stage::default());
         let (model, _) = &*MODEL;
         let device = Box::new(ScriptDevice::new(stage.clone(), self.max_rows));
+        let saved = self.save_path.map(|p| SavedSessions::new(&p, model, &device.info()).unwrap());
+        let saved = saved.map(Arc::new);
         let engine = Engine::new(device, model.clone(), DraftMode::Off);
         let metrics = Arc::new(Metrics::default());
         let slots = Slots::start(engine, self.slots, metrics.clone()).unwrap();
@@ -265,8 +270,13 @@ impl Setup {
             timeout: None,
             free_calls: self.free_calls,
         };
-        let app =
-            App { generator, options: self.server, started: Instant::now(), details: Default::default() };
+        let app = App {
+            generator,
+            options: self.server,
+            started: Instant::now(),
+            details: Default::default(),
+            saved,
+        };
         Server { stage, app: Arc::new(app) }
     }
 }

@@ -8,6 +8,8 @@ use muser_core::{DraftMode, Engine};
 use muser_server::app::{App, ServerOptions};
 use muser_server::generate::Generator;
 use muser_server::metrics::Metrics;
+use muser_server::saved::SavedSessions;
+use muser_server::serve::Tls;
 use muser_server::slots::{SlotOptions, Slots};
 use muser_server::text::TextModel;
 use muser_server::{ModelDetails, serve};
@@ -44,12 +46,21 @@ pub struct Serve {
     /// MiB of memory for conversations that have left their slots
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     cache: usize,
+    /// Folder in which clients may save slots' sessions, by POST /slots/ID?action=save
+    #[arg(long, value_name = "DIR")]
+    slot_save_path: Option<PathBuf>,
     /// A key that clients must send; may be given several times. Also read from $MUSER_API_KEY
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
     /// A file with one key a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// PEM file with the certificate for HTTPS; needs a muser built with `--features tls`
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// PEM file with the certificate's private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// An origin whose web pages may use the server, or `*`; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
@@ -98,6 +109,9 @@ impl Serve {
         tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
         let keys = self.keys()?;
         let address = SocketAddr::new(self.host, self.port);
+        let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
+        let tls = tls.map(|(cert, key)| Tls::new(cert, key)).transpose()?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let opened = self.source.open()?;
         let gguf = opened.gguf.clone().context("serving needs a model file with its tokenizer")?;
         let stem = opened.path.as_deref().and_then(|p| p.file_stem());
@@ -107,6 +121,11 @@ impl Serve {
         let details = ModelDetails::from_gguf(&gguf, opened.model.geometry().context);
         let device = self.device.load(&opened)?;
         tracing::info!(device = device.info().name, model = opened.name, "loaded");
+        let saved = self.slot_save_path.as_deref().map(|folder| {
+            SavedSessions::new(folder, &opened.model, &device.info())
+                .with_context(|| format!("{}: sessions cannot be saved there", folder.display()))
+        });
+        let saved = saved.transpose()?.map(Arc::new);
         let engine = Engine::new(device, opened.model.clone(), DraftMode::Auto);
         let metrics = Arc::new(Metrics::default());
         let options = SlotOptions {
@@ -131,9 +150,10 @@ impl Serve {
             strict: self.strict_requests,
             body_limit: self.body_limit << 20,
         };
-        let app = Arc::new(App { generator, options, started: Instant::now(), details });
+        let app = Arc::new(App { generator, options, started: Instant::now(), details, saved });
         // The one line on standard output, for scripts that wait for it.
-        serve::run(app, address, Duration::from_secs(self.grace), |at| println!("listening on http://{at}"))?;
+        let grace = Duration::from_secs(self.grace);
+        serve::run(app, address, grace, tls, |at| println!("listening on {scheme}://{at}"))?;
         Ok(())
     }
 
