@@ -8,7 +8,7 @@ import ctypes, glob, os, re, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
-HEADERS = ["common.cuh", "dequant.cuh"]
+HEADERS = ["common.cuh", "layout.cuh"]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 TUNED = ["sm_80", "sm_86", "sm_89", "sm_90a"]  # later ones compile; their registers have not been tuned
 WHEELS = ["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-cuobjdump==13.*"]
@@ -26,7 +26,8 @@ def environment():
 def compile(nvrtc, name, source, arch):
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None) == 0
-    options = [b"--use_fast_math", b"--std=c++17", f"--gpu-architecture={arch}".encode()]
+    arithmetic = b"--fmad=false" if name == "strict.cu" else b"--use_fast_math"
+    options = [arithmetic, b"--std=c++17", f"--gpu-architecture={arch}".encode()]
     code = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     if code != 0:
         size = ctypes.c_size_t()
@@ -42,10 +43,8 @@ def compile(nvrtc, name, source, arch):
 
 
 def is_hot(kernel, define):
-    """Kernels of a decode step and of prefill on the common types; rarer ones are reported only."""
-    types = {f"TYPE {n}" for n in (3, 5, 7)}
-    product = any(define.startswith(f"#define {t}") for t in types) and "COLUMNS 8" not in define
-    return product or kernel in ("tail", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store")
+    """Kernels of a decode step and of prefill."""
+    return kernel in ("project", "widen", "tail", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store")
 
 
 def main():
@@ -55,8 +54,9 @@ def main():
     os.chmod(cuobjdump, 0o755)
     headers = "\n".join(open(os.path.join(KERNELS, h)).read() for h in HEADERS)
     spills, compiled = [], 0
-    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in range(8) for n in (1, 2, 4, 8)]
-    variants = lambda name: pairs if name == "matvec.cu" else [""]
+    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in range(6) for n in (1, 2, 4, 8, 16)]
+    sources = [f"#define SOURCE {n}" for n in range(8)]
+    variants = lambda name: {"project.cu": pairs, "pack.cu": sources}.get(name, [""])
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:
         name = os.path.basename(path)
@@ -70,7 +70,7 @@ def main():
             for kernel, use in re.findall(r"Function (\w+):\s*\n\s*(.*)", report):
                 registers, stack, local = (int(re.search(rf"{k}:(\d+)", use).group(1)) for k in ("REG", "STACK", "LOCAL"))
                 if arch == "sm_90a":
-                    print(f"{name:14} {kernel:22} {registers:4} registers, stack {stack}, local {local}")
+                    print(f"{name:11} {define[8:].replace(chr(10) + '#define', ','):18} {kernel:20} {registers:4} registers, stack {stack}, local {local}")
                 if stack + local > 0 and is_hot(kernel, define) and arch in TUNED:
                     spills.append(f"{name} {kernel} {arch}: stack {stack}, local {local}")
     print(f"{compiled} compilations for {', '.join(ARCHS)}")

@@ -112,6 +112,25 @@ pub enum DeviceError {
     Backend(String),
 }
 
+/// What a device's hardware can do at most, measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Bytes a second, read from its memory.
+    pub bytes_per_second: f64,
+    /// Multiplications and additions a second of the units that multiply matrices.
+    pub operations_per_second: f64,
+}
+
+impl Limits {
+    /// The better of two measurements: other work on the machine only ever takes away.
+    pub fn best(self, other: Limits) -> Limits {
+        Limits {
+            bytes_per_second: self.bytes_per_second.max(other.bytes_per_second),
+            operations_per_second: self.operations_per_second.max(other.operations_per_second),
+        }
+    }
+}
+
 /// A processor that holds one model (and its drafter) and any number of sequences.
 ///
 /// Rows of one sequence stand together in a batch, in rising consecutive positions. A pass first stores K and V of all
@@ -144,6 +163,10 @@ pub trait Device: Send {
     fn best(&mut self) -> Result<Vec<u32>, DeviceError>;
     /// The kernels that a pass over `rows` rows at depth `depth` runs, in order.
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route>;
+    /// What the hardware can do, measured now; `None` where this is the host's processor.
+    fn limits(&mut self) -> Result<Option<Limits>, DeviceError> {
+        Ok(None)
+    }
 }
 
 /// Checks a batch against the [`Device`] contract; every device calls it first. `context` gives an open sequence's length.

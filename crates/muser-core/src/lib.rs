@@ -16,7 +16,7 @@ pub mod session;
 pub mod stop;
 pub mod strict;
 
-pub use device::{Device, DeviceError, DeviceInfo, Lane, Observer, Route, Row, SeqId};
+pub use device::{Device, DeviceError, DeviceInfo, Lane, Limits, Observer, Route, Row, SeqId};
 pub use engine::{Active, DraftMode, Engine, EngineError, StepStats};
 pub use geometry::{CacheSpec, DraftSpec, Geometry, KvType, LayerKind, RopePairs};
 pub use model::{Model, ModelError, TensorView};

@@ -1,11 +1,13 @@
 //! Checks and measures the CUDA device on the card of this machine; run from the repository's root.
 //!
-//! `card check` compares it with the f32 reference on the fixtures; `card speed [quant [layers]]` measures the release's geometry on
-//! random weights.
+//! `card check` compares it with the f32 reference on the fixtures, `card strict` the strict lane's bits; `card speed [quant [layers
+//! [strict]]]` measures the release's geometry on random weights.
 #![allow(clippy::unwrap_used)]
 
+use muser_core::compare::first_difference;
 use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b, muse_glimmer_30b_drafter, open};
-use muser_core::{Buf, Device, KvType, Model, Net, Observer, Pass, Reference, Row, SeqId};
+use muser_core::receipt::receipt;
+use muser_core::{Buf, Device, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId};
 use muser_cuda::{CudaDevice, CudaOptions};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,11 +19,13 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("check") => check(),
+        Some("strict") => strict(),
         Some("speed") => speed(
             args.get(2).map_or("q4_k_m", String::as_str),
             args.get(3).map_or(52, |n| n.parse().unwrap()),
+            if args.get(4).is_some_and(|a| a == "strict") { Lane::Strict } else { Lane::Serving },
         ),
-        _ => eprintln!("card check | card speed [quant [layers]]"),
+        _ => eprintln!("card check | card strict | card speed [quant [layers [strict]]]"),
     }
 }
 
@@ -143,6 +147,76 @@ fn check() {
     }
 }
 
+/// Receipts of the card's strict lane and of the reference for the fixtures' prompts, and a drafter's block.
+fn strict() {
+    let fixtures = Path::new("tests/fixtures");
+    let text = std::fs::read_to_string(fixtures.join("goldens/prompts.json")).unwrap();
+    let prompts: BTreeMap<String, Vec<u32>> = serde_json::from_str(&text).unwrap();
+    let files = ["gguf/tiny-Q8_0.gguf", "gguf/tiny-Q4_K_M-scalar.gguf", "gguf/tiny-mix.gguf"];
+    let synthetic = ["f32", "bf16", "q4_k_m", "q6_k", "iq4_xs", "nvfp4", "q5_k", "q4_0"].map(|name| {
+        let g = tiny_geometry();
+        let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name(name).unwrap(), 3);
+        (name.to_string(), Arc::new(Model::new(g, Box::new(weights), None).unwrap()))
+    });
+    let opened = files.map(|name| {
+        let draft = (name == files[0]).then(|| fixtures.join("dflash/tiny-dflash-Q8_0.gguf"));
+        (name.to_string(), Arc::new(open(&fixtures.join(name), draft.as_deref()).unwrap().0))
+    });
+    let mut wrong = 0;
+    for (name, model) in opened.into_iter().chain(synthetic) {
+        let options = CudaOptions { lane: Lane::Strict, ..CudaOptions::default() };
+        let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
+        let mut reference = Reference::new(model.clone(), KvType::F16, 512);
+        for (prompt, tokens) in &prompts {
+            let tokens: Vec<u32> = tokens.iter().map(|t| t % model.geometry().vocab as u32).collect();
+            let want = receipt(&model, &mut reference, &tokens, 64, 1).unwrap();
+            for chunk in [1, 7, 64, 512] {
+                let equal = receipt(&model, &mut cuda, &tokens, chunk, 1).unwrap() == want;
+                wrong += usize::from(!equal);
+                println!(
+                    "{name} {prompt}, chunks of {chunk}: {}",
+                    if equal { "same bits" } else { "DIFFERENT" }
+                );
+                if !equal {
+                    let devices: [&mut dyn Device; 2] = [&mut reference, &mut cuda];
+                    println!("  {:?}", first_difference(&model, devices, &tokens, chunk, 0.0).unwrap());
+                    break;
+                }
+            }
+        }
+        if let Some(draft) = &model.plans.draft {
+            let mask = draft.spec.mask_token;
+            let block: Vec<u32> = [5].into_iter().chain(vec![mask; draft.spec.block - 1]).collect();
+            let tokens = &prompts["p100"];
+            let drafted = [&mut reference as &mut dyn Device, &mut cuda].map(|device| {
+                let seq = device.open(200).unwrap();
+                device.run(Pass::Target, &rows(seq, 0, tokens, false), None).unwrap();
+                device.run(Pass::Inject, &rows(seq, 0, tokens, false), None).unwrap();
+                run(device, Pass::Draft, &rows(seq, tokens.len(), &block, true))
+            });
+            let equal = drafted[0].iter().zip(&drafted[1]).all(|(a, b)| a.to_bits() == b.to_bits());
+            wrong += usize::from(!equal);
+            println!("{name}, a drafter's block: {}", if equal { "same bits" } else { "DIFFERENT" });
+        }
+    }
+    println!("{wrong} differ");
+    std::process::exit(i32::from(wrong > 0));
+}
+
+/// The release's geometry, small.
+fn tiny_geometry() -> Geometry {
+    Geometry {
+        hidden: 256,
+        ff: 512,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 1024,
+        context: 512,
+        window: 32,
+        ..muse_glimmer_30b(4)
+    }
+}
+
 struct Times {
     seconds: BTreeMap<String, (usize, f64)>,
     names: Vec<String>,
@@ -159,7 +233,7 @@ impl Observer for Times {
     }
 }
 
-fn speed(quant: &str, layers: usize) {
+fn speed(quant: &str, layers: usize, lane: Lane) {
     let mix = QuantMix::from_name(quant).unwrap();
     let g = muse_glimmer_30b(layers);
     let (dg, spec) = muse_glimmer_30b_drafter(layers);
@@ -173,9 +247,13 @@ fn speed(quant: &str, layers: usize) {
         model.weight_bytes() as f64 / 1e9
     );
     let start = Instant::now();
-    let options = CudaOptions { max_rows: 2048, ..CudaOptions::default() };
+    let max_rows = if lane == Lane::Strict { 64 } else { 2048 };
+    let options = CudaOptions { max_rows, lane, ..CudaOptions::default() };
     let mut device = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
     println!("loaded in {:.1} s: {}", start.elapsed().as_secs_f64(), device.info().name);
+    let start = Instant::now();
+    drop(CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap());
+    println!("loaded again, kernels cached, in {:.1} s", start.elapsed().as_secs_f64());
     let seq = device.open(131_072).unwrap();
     let mut time = |name: &str, batch: &[Row], pass: Pass, repeats: usize| {
         let mut best = vec![];
@@ -195,6 +273,11 @@ fn speed(quant: &str, layers: usize) {
         println!("{name}: {:.3} ms, {:.1} tok/s", median * 1e3, batch.len() as f64 / median);
     };
     let one = |pos: u32| vec![Row::new(seq, pos, 17).with_logits()];
+    if lane == Lane::Strict {
+        time("decode at depth 0", &one(0), Pass::Target, 10);
+        time("decode at depth 8192", &one(8192), Pass::Target, 5);
+        return;
+    }
     for depth in [0u32, 8192, 32_768, 131_000] {
         time(&format!("decode at depth {depth}"), &one(depth), Pass::Target, 60);
     }

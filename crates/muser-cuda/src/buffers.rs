@@ -2,35 +2,26 @@
 
 use crate::gpu::{Gpu, Memory};
 use crate::launch::Activation;
-use crate::program::SMALL;
+use crate::product::{HEAD_PLANES, MOST_PLANES};
+use crate::program::{ATTEND, SMALL};
 use muser_core::{Buf, DeviceError, Model, Pass, strict};
 
 /// Bytes of a row's description on the card (struct Row of kernels/common.cuh).
 pub(crate) const ROW_BYTES: usize = 32;
 
-/// An activation in all the forms that products take.
+/// An activation as f32 and f16.
 pub(crate) struct Act {
     f: Memory,
-    q: Memory,
-    d: Memory,
-    s: Memory,
     h: Memory,
 }
 
 impl Act {
     fn new(gpu: &Gpu, elements: usize) -> Result<Self, DeviceError> {
-        let n = elements.next_multiple_of(32);
-        Ok(Act {
-            f: gpu.alloc(n * 4)?,
-            q: gpu.alloc(n)?,
-            d: gpu.alloc(n / 8)?,
-            s: gpu.alloc(n / 4)?,
-            h: gpu.alloc(n * 2)?,
-        })
+        Ok(Act { f: gpu.alloc(elements * 4)?, h: gpu.alloc(elements * 2)? })
     }
 
     pub fn addresses(&self) -> Activation {
-        Activation { f: self.f.ptr, q: self.q.ptr, d: self.d.ptr, s: self.s.ptr, h: self.h.ptr }
+        Activation { f: self.f.ptr, h: self.h.ptr }
     }
 
     pub fn memory(&self) -> &Memory {
@@ -43,42 +34,57 @@ pub(crate) struct Buffers {
     pub rows: Memory,
     pub x: Memory,
     pub h: Act,
+    /// Queries and keys after norm and rotation.
     pub q: Memory,
     pub q16: Memory,
     pub k: Memory,
-    pub v: Memory,
-    pub g: Memory,
     pub a: Act,
-    pub p: Memory,
     pub f: Act,
-    pub gate: Memory,
-    pub up: Memory,
+    /// What products leave, as planes.
+    pub raw: Raw,
     pub features: Memory,
     pub picked: Act,
     pub logits: Memory,
     pub logit_rows: usize,
     pub best: Memory,
     pub partial: Memory,
+    /// Planes of the head's logits.
+    pub head: Memory,
     pub scratch: Memory,
     pub scratch_bytes: usize,
     angles: [Memory; 2],
 }
 
-/// Blocks times warps among which a row's keys are split at most.
-const MOST_PARTS: usize = 64 * 4;
+/// Results of products, each with room for its planes.
+pub(crate) struct Raw {
+    pub q: Memory,
+    pub k: Memory,
+    pub v: Memory,
+    pub g: Memory,
+    pub p: Memory,
+    pub gate: Memory,
+    pub up: Memory,
+}
+
+/// Blocks among which a row's keys are split at most: attend_join has a thread for each.
+pub(crate) const MOST_PARTS: usize = 128;
 
 impl Buffers {
     pub fn new(gpu: &Gpu, model: &Model, rows: usize) -> Result<Self, DeviceError> {
         let plans = &model.plans;
         let width = |buf| [Pass::Target, Pass::Draft].iter().map(|p| plans.width(*p, buf)).max().unwrap_or(0);
         let f32s = |buf| gpu.alloc(rows * width(buf) * 4);
+        // Many rows leave one plane, a few leave several.
+        let raw = |buf| gpu.alloc(rows.max(MOST_PLANES * SMALL) * width(buf) * 4);
         let features = plans.width(Pass::Inject, Buf::Features);
         let kv_heads = plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
         let layer = |(slot, (_, rows, cols)): (&muser_core::Slot, &(_, usize, usize))| {
             let outside = matches!(slot.kind, muser_core::Kind::TokenEmbd | muser_core::Kind::Output);
             if outside { 0 } else { rows * cols * 2 }
         };
-        let scratch_bytes = model.slots.iter().map(layer).max().unwrap_or(0).max(1 << 20);
+        // The strict lane keeps a row's attention weights there.
+        let weights = model.geometry().heads * model.geometry().context.next_power_of_two() * 4;
+        let scratch_bytes = model.slots.iter().map(layer).max().unwrap_or(0).max(weights);
         let angles = |pass: Pass| {
             let Some(g) = plans.get(pass).map(|p| &p.geometry) else { return gpu.alloc(16) };
             let half = g.head_dim / 2;
@@ -99,19 +105,24 @@ impl Buffers {
             q: f32s(Buf::Q)?,
             q16: gpu.alloc(rows * width(Buf::Q) * 2)?,
             k: f32s(Buf::K)?,
-            v: f32s(Buf::V)?,
-            g: f32s(Buf::G)?,
             a: Act::new(gpu, rows * width(Buf::A))?,
-            p: f32s(Buf::P)?,
             f: Act::new(gpu, rows * width(Buf::F))?,
-            gate: f32s(Buf::F)?,
-            up: f32s(Buf::F)?,
+            raw: Raw {
+                q: raw(Buf::Q)?,
+                k: raw(Buf::K)?,
+                v: raw(Buf::V)?,
+                g: raw(Buf::G)?,
+                p: raw(Buf::P)?,
+                gate: raw(Buf::F)?,
+                up: raw(Buf::F)?,
+            },
             features: gpu.alloc(2 * rows * features * 4)?,
             picked: Act::new(gpu, rows * features.max(width(Buf::H)))?,
             logits: gpu.alloc(SMALL * width(Buf::Logits) * 4)?,
             logit_rows: SMALL,
             best: gpu.alloc(rows * 4)?,
-            partial: gpu.alloc(SMALL * kv_heads * MOST_PARTS * 16 * (128 + 2) * 4)?,
+            partial: gpu.alloc(ATTEND * kv_heads * MOST_PARTS * 16 * (128 + 2) * 4)?,
+            head: gpu.alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
             scratch: gpu.alloc(scratch_bytes)?,
             scratch_bytes,
             angles: [angles(Pass::Target)?, angles(Pass::Draft)?],
@@ -125,9 +136,12 @@ impl Buffers {
         let features = model.plans.width(Pass::Inject, Buf::Features);
         let all = [Buf::X, Buf::H, Buf::Q, Buf::K, Buf::V, Buf::G, Buf::A, Buf::P, Buf::F].map(width);
         let largest = model.slots.values().map(|(_, r, c)| r.min(&(1 << 16)) * c * 2).max().unwrap_or(0);
-        (rows * (all.iter().sum::<usize>() * 10 + features * 20)
+        let products =
+            [Buf::Q, Buf::K, Buf::V, Buf::G, Buf::P, Buf::F, Buf::F].map(width).iter().sum::<usize>();
+        (rows * (all.iter().sum::<usize>() * 6 + features * 20)
+            + rows.max(MOST_PLANES * SMALL) * products * 4
             + largest
-            + SMALL * width(Buf::Logits) * 4
+            + SMALL * width(Buf::Logits) * 4 * (HEAD_PLANES + 1)
             + (1 << 28)) as u64
     }
 
@@ -147,8 +161,14 @@ impl Buffers {
     }
 
     /// Where a product's result goes.
-    pub fn output(&self, buf: Buf) -> u64 {
-        self.memory(buf).ptr
+    pub fn raw(&self, buf: Buf) -> &Memory {
+        match buf {
+            Buf::Q => &self.raw.q,
+            Buf::K => &self.raw.k,
+            Buf::V => &self.raw.v,
+            Buf::G => &self.raw.g,
+            _ => &self.raw.p,
+        }
     }
 
     /// The f32 rows of a buffer.
@@ -158,10 +178,10 @@ impl Buffers {
             Buf::H => self.h.memory(),
             Buf::Q => &self.q,
             Buf::K => &self.k,
-            Buf::V => &self.v,
-            Buf::G => &self.g,
+            Buf::V => &self.raw.v,
+            Buf::G => &self.raw.g,
             Buf::A => self.a.memory(),
-            Buf::P => &self.p,
+            Buf::P => &self.raw.p,
             Buf::F => self.f.memory(),
             Buf::Features => &self.features,
             Buf::Logits => &self.logits,

@@ -5,11 +5,12 @@ use crate::gpu::{Gpu, failed};
 use crate::kv::Kv;
 use crate::launch::Args;
 use crate::program::{Compiler, Key, Node, SMALL, Work};
+use crate::strict;
 use crate::weights::{self, Weights};
 use cudarc::driver::{CudaGraph, sys};
 use muser_core::device::check_rows;
 use muser_core::{
-    Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Model, Observer, Pass, Route, Row, SeqId,
+    Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Limits, Model, Observer, Pass, Route, Row, SeqId,
 };
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 /// How to use a card.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// Arithmetic; this device has the serving lane.
+    /// Arithmetic.
     pub lane: Lane,
     /// Which card, as the driver counts them.
     pub index: usize,
@@ -60,6 +61,7 @@ pub struct CudaDevice {
     weights: Weights,
     model: Arc<Model>,
     gpu: Gpu,
+    lane: Lane,
     max_rows: usize,
     asked: usize,
     host: Vec<f32>,
@@ -75,16 +77,14 @@ impl CudaDevice {
         options: &CudaOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, DeviceError> {
-        if options.lane == Lane::Strict {
-            return Err(DeviceError::Backend("the strict lane is not on CUDA yet; use --device cpu".into()));
-        }
         if options.kv != KvType::F16 {
             return Err(DeviceError::Backend(
                 "the CUDA device keeps keys and values in f16; use --kv f16".into(),
             ));
         }
-        let gpu = Gpu::open(options.index, options.cache.as_deref(), &weights::layouts(&model))?;
-        let need = weights::bytes(&model) + Buffers::bytes(&model, options.max_rows);
+        let gpu = Gpu::open(options.index, options.cache.as_deref(), &weights::types(&model), options.lane)?;
+        let (kept, staged) = weights::bytes(&model, options.lane);
+        let need = kept + staged.max(Buffers::bytes(&model, options.max_rows));
         let (have, total) = gpu.memory()?;
         if need > have {
             return Err(DeviceError::Memory {
@@ -94,7 +94,7 @@ impl CudaDevice {
                 mend: "free the card, choose a smaller quantisation, or use --device cpu".into(),
             });
         }
-        let weights = Weights::load(&gpu, &model, progress)?;
+        let weights = Weights::load(&gpu, &model, options.lane, progress)?;
         let buffers = Buffers::new(&gpu, &model, options.max_rows)?;
         let kv = Kv::new(&gpu, &model.plans.caches, options.max_rows)?;
         Ok(CudaDevice {
@@ -104,15 +104,34 @@ impl CudaDevice {
             weights,
             model,
             gpu,
+            lane: options.lane,
             max_rows: options.max_rows,
             asked: 0,
             host: vec![],
         })
     }
 
+    fn key(&self, pass: Pass, rows: usize, logits: usize, depth: usize) -> Key {
+        match self.lane {
+            Lane::Serving => Key::new(pass, rows, logits, depth),
+            Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth) },
+        }
+    }
+
     fn compile(&self, key: Key) -> Result<Vec<Node>, DeviceError> {
         let plan = self.model.plans.get(key.pass);
         let plan = plan.ok_or_else(|| DeviceError::Backend("this model has no drafter".into()))?;
+        if self.lane == Lane::Strict {
+            return strict::compile(
+                &self.gpu,
+                &self.model,
+                &self.weights,
+                &self.kv,
+                &self.buffers,
+                key,
+                plan,
+            );
+        }
         Compiler::new(&self.gpu, &self.model, &self.weights, &self.kv, &self.buffers, key).compile(plan)
     }
 
@@ -121,7 +140,9 @@ impl CudaDevice {
             Work::Kernel { kernel, grid, block, shared, args } => {
                 self.gpu.launch(kernel, *grid, *block, *shared, &args.0)
             }
-            Work::Gemm { w, x, out, m, n, k, stride } => self.gpu.gemm(*w, *x, *out, (*m, *n, *k), *stride),
+            Work::Gemm { w, x, out, m, n, k, stride, factor } => {
+                self.gpu.gemm(*w, *x, *out, (*m, *n, *k), *stride, *factor)
+            }
         }
     }
 
@@ -197,12 +218,29 @@ impl CudaDevice {
                     Buf::Features => 2 * self.max_rows,
                     _ => rows,
                 };
-                let mut bytes = vec![0u8; count * self.model.plans.width(key.pass, buf) * 4];
-                // A failed read shows as nothing; the next call of the device reports the card's error.
-                if self.gpu.download(self.buffers.memory(buf), 0, &mut bytes).is_err() {
-                    bytes.clear();
+                let elements = count * self.model.plans.width(key.pass, buf);
+                let planes =
+                    group.iter().flat_map(|node| &node.leaves).find(|(b, _)| *b == buf).map(|(_, p)| p);
+                let memory = match planes {
+                    Some(_) => self.buffers.raw(buf),
+                    None => self.buffers.memory(buf),
+                };
+                let mut sums: Vec<f32> = vec![];
+                for plane in 0..planes.map_or(1, |p| p.count) {
+                    let mut bytes = vec![0u8; elements * 4];
+                    let at = planes.map_or(0, |p| plane * p.stride * 4);
+                    // A failed read shows as nothing; the next call of the device reports the card's error.
+                    if self.gpu.download(memory, at, &mut bytes).is_err() {
+                        return vec![];
+                    }
+                    let values = bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]]));
+                    // The first plane as it is: adding it to zero would lose the sign of a zero.
+                    match plane {
+                        0 => sums = values.collect(),
+                        _ => sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += v),
+                    }
                 }
-                bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
+                sums
             };
             observer.after(group[0].steps.clone(), f64::from(milliseconds) / 1e3, &mut read);
         }
@@ -215,7 +253,7 @@ impl Device for CudaDevice {
         DeviceInfo {
             kind: "cuda",
             name: format!("{}, {} multiprocessors", self.gpu.name, self.gpu.processors),
-            lane: Lane::Serving,
+            lane: self.lane,
             max_rows: self.max_rows,
             weight_bytes: self.weights.bytes,
         }
@@ -253,7 +291,7 @@ impl Device for CudaDevice {
             self.programs.clear();
         }
         let depth = rows.iter().map(|r| r.pos as usize + 1).max().unwrap_or(1);
-        let key = Key::new(pass, rows.len(), asked, depth);
+        let key = self.key(pass, rows.len(), asked, depth);
         self.upload_rows(rows)?;
         self.prepare(key)?;
         if pass != Pass::Inject {
@@ -298,21 +336,29 @@ impl Device for CudaDevice {
         Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
     }
 
+    fn limits(&mut self) -> Result<Option<Limits>, DeviceError> {
+        crate::probe::limits(&self.gpu).map(Some)
+    }
+
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route> {
-        let Ok(nodes) = self.compile(Key::new(pass, rows, rows.min(SMALL), depth)) else { return vec![] };
+        let Ok(nodes) = self.compile(self.key(pass, rows, rows.min(SMALL), depth)) else { return vec![] };
         let route = |group: &[Node]| {
             let names: Vec<&str> = group.iter().map(|n| n.name.as_str()).collect();
             let small = rows <= SMALL;
             let ladder = vec![
-                ("int8 dot products on streamed weights".to_string(), format!("at most {SMALL} rows"), small),
-                ("f16 on tensor cores through cuBLAS".to_string(), format!("more than {SMALL} rows"), !small),
+                ("tensor cores straight from the quants".to_string(), format!("at most {SMALL} rows"), small),
+                ("widened to f16, then cuBLAS".to_string(), format!("more than {SMALL} rows"), !small),
             ];
             Route {
                 steps: group[0].steps.clone(),
                 kernel: names.join(" + "),
-                library: "muser-cuda S",
+                library: if self.lane == Lane::Serving { "muser-cuda S" } else { "muser-cuda X" },
                 file: group[0].file,
-                ladder: if self.is_product(&group[0].name) { ladder } else { vec![] },
+                ladder: if self.lane == Lane::Serving && self.is_product(&group[0].name) {
+                    ladder
+                } else {
+                    vec![]
+                },
             }
         };
         nodes.chunk_by(|a, b| a.steps == b.steps).map(route).collect()
@@ -321,6 +367,6 @@ impl Device for CudaDevice {
 
 impl CudaDevice {
     fn is_product(&self, kernel: &str) -> bool {
-        ["matvec", "gate_up", "to_half", "gemm"].iter().any(|k| kernel.starts_with(k))
+        ["project", "widen", "gemm"].iter().any(|k| kernel.starts_with(k))
     }
 }

@@ -1,10 +1,13 @@
 //! One card: driver context, stream, compiled kernels, memory. The only file that calls the driver.
 
-use crate::weights::Layout;
+use crate::weights::{Layout, source};
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
-use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, result, sys};
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result, sys,
+};
 use cudarc::nvrtc::Ptx;
-use muser_core::DeviceError;
+use muser_core::{DeviceError, Lane};
+use muser_format::DType;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,21 +21,12 @@ struct Source {
 }
 
 /// Programs that every model needs.
-const COMMON: [(&str, &str, &[&str]); 2] = [
+const COMMON: [(&str, &str, &[&str]); 3] = [
+    ("probe", include_str!("kernels/probe.cu"), &["read_all"]),
     (
         "norm",
         include_str!("kernels/norm.cu"),
-        &[
-            "embed",
-            "rms_norm",
-            "tail",
-            "pick_features",
-            "silu_mul",
-            "silu_quantize",
-            "scale_cap",
-            "gather",
-            "argmax",
-        ],
+        &["embed", "rms_norm", "tail", "pick_features", "silu_mul", "scale_cap", "gather", "argmax"],
     ),
     (
         "attend",
@@ -41,33 +35,73 @@ const COMMON: [(&str, &str, &[&str]); 2] = [
     ),
 ];
 
-/// All programs for a model with these layouts; each is compiled by a thread of its own.
-fn sources(layouts: &[Layout]) -> Vec<Source> {
+/// The program of the strict lane.
+const STRICT: [&str; 12] = [
+    "strict_embed",
+    "strict_norm",
+    "strict_project",
+    "strict_qk",
+    "strict_store",
+    "strict_attend",
+    "strict_tail",
+    "strict_capture",
+    "strict_pick",
+    "strict_gather",
+    "strict_silu_mul",
+    "strict_scale_cap",
+];
+
+/// All programs for a model with matrices of these types; each is compiled by a thread of its own.
+fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
+    if lane == Lane::Strict {
+        let source = |(name, text, kernels): (&str, &'static str, &[&'static str])| Source {
+            name: name.to_string(),
+            defines: String::new(),
+            text,
+            kernels: kernels.iter().map(|k| (*k, k.to_string())).collect(),
+        };
+        return vec![
+            source(("strict", include_str!("kernels/strict.cu"), &STRICT)),
+            source(("norm", include_str!("kernels/norm.cu"), &["argmax"])),
+            source(COMMON[0]),
+        ];
+    }
     let common = COMMON.iter().map(|(name, text, kernels)| Source {
         name: name.to_string(),
         defines: String::new(),
         text,
         kernels: kernels.iter().map(|k| (*k, k.to_string())).collect(),
     });
-    let pairs = layouts.iter().flat_map(|layout| [1, 2, 4, 8].map(|columns| (*layout, columns)));
+    let mut layouts: Vec<Layout> = types.iter().map(|dtype| Layout::of(*dtype)).collect();
+    layouts.sort_by_key(|layout| *layout as i32);
+    layouts.dedup();
+    let pairs = layouts.iter().flat_map(|layout| [1, 2, 4, 8, 16].map(|columns| (*layout, columns)));
     let products = pairs.map(|(layout, columns)| {
-        let of = |kernel: &str| format!("{kernel}_{}_{columns}", layout.name());
-        let mut kernels = vec![("matvec_rows", of("matvec")), ("gate_up_rows", of("gate_up"))];
+        let mut kernels = vec![("project", format!("project_{}_{columns}", layout.name()))];
         if columns == 1 {
-            kernels.push(("to_half", format!("to_half_{}", layout.name())));
+            kernels.push(("widen", format!("widen_{}", layout.name())));
         }
         Source {
-            name: of("matvec"),
+            name: format!("project_{}_{columns}", layout.name()),
             defines: format!("#define TYPE {}\n#define COLUMNS {columns}", layout as i32),
-            text: include_str!("kernels/matvec.cu"),
+            text: include_str!("kernels/project.cu"),
             kernels,
         }
     });
-    common.chain(products).collect()
+    let mut numbers: Vec<usize> = types.iter().map(|dtype| source(*dtype).0).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let packs = numbers.into_iter().map(|number| Source {
+        name: format!("pack_{number}"),
+        defines: format!("#define SOURCE {number}"),
+        text: include_str!("kernels/pack.cu"),
+        kernels: ["bound", "pack"].map(|k| (k, format!("{k}_{number}"))).to_vec(),
+    });
+    common.chain(products).chain(packs).collect()
 }
 
 /// What every source begins with.
-const HEADERS: [&str; 2] = [include_str!("kernels/common.cuh"), include_str!("kernels/dequant.cuh")];
+const HEADERS: [&str; 2] = [include_str!("kernels/common.cuh"), include_str!("kernels/layout.cuh")];
 
 /// Device memory that is freed with its owner.
 pub(crate) struct Memory {
@@ -81,11 +115,15 @@ pub(crate) struct Gpu {
     context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
     kernels: HashMap<String, CudaFunction>,
-    blas: Option<CudaBlas>,
+    blas: CudaBlas,
     /// Model of the card.
     pub name: String,
     /// Multiprocessors.
     pub processors: usize,
+    /// Shared memory of a block at most, bytes.
+    pub shared_block: usize,
+    /// Shared memory of a multiprocessor, bytes.
+    pub shared_processor: usize,
     programmatic: bool,
 }
 
@@ -97,15 +135,30 @@ pub(crate) fn failed(what: &str) -> impl Fn(result::DriverError) -> DeviceError 
 /// Whether driver, compiler and a card are there.
 pub fn is_available() -> bool {
     // SAFETY: only looks for the libraries.
-    let libraries = unsafe { sys::is_culib_present() && cudarc::nvrtc::sys::is_culib_present() };
+    let libraries = unsafe {
+        sys::is_culib_present()
+            && cudarc::nvrtc::sys::is_culib_present()
+            && cudarc::cublas::sys::is_culib_present()
+    };
     libraries && CudaContext::device_count().is_ok_and(|n| n > 0)
 }
 
 impl Gpu {
     /// Opens card `index` and compiles the kernels for it, or takes them from `cache`.
-    pub fn open(index: usize, cache: Option<&Path>, layouts: &[Layout]) -> Result<Self, DeviceError> {
+    pub fn open(
+        index: usize,
+        cache: Option<&Path>,
+        types: &[DType],
+        lane: Lane,
+    ) -> Result<Self, DeviceError> {
         // SAFETY: only looks for the libraries.
-        let (driver, nvrtc) = unsafe { (sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present()) };
+        let (driver, nvrtc, blas) = unsafe {
+            (
+                sys::is_culib_present(),
+                cudarc::nvrtc::sys::is_culib_present(),
+                cudarc::cublas::sys::is_culib_present(),
+            )
+        };
         if !driver {
             return Err(DeviceError::Backend(
                 "no NVIDIA driver was found (libcuda); install it, or use --device cpu".into(),
@@ -114,6 +167,12 @@ impl Gpu {
         if !nvrtc {
             return Err(DeviceError::Backend(
                 "NVRTC was not found (libnvrtc); install the CUDA runtime compiler of version 12.8 or later, or use --device cpu"
+                    .into(),
+            ));
+        }
+        if !blas {
+            return Err(DeviceError::Backend(
+                "cuBLAS was not found (libcublas); install the CUDA toolkit's libraries, or use --device cpu"
                     .into(),
             ));
         }
@@ -132,10 +191,10 @@ impl Gpu {
             )));
         }
         let name = context.name().map_err(failed("read the card's name"))?;
-        // SAFETY: only looks for the library.
-        let blas = unsafe { cudarc::cublas::sys::is_culib_present() }
-            .then(|| CudaBlas::new(stream.clone()).ok())
-            .flatten();
+        let blas = CudaBlas::new(stream.clone())
+            .map_err(|e| DeviceError::Backend(format!("cuBLAS does not start: {e:?}")))?;
+        let shared_block = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        let shared_processor = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)? as usize;
         let mut gpu = Gpu {
             context,
             stream,
@@ -143,13 +202,15 @@ impl Gpu {
             blas,
             name,
             processors,
+            shared_block,
+            shared_processor,
             programmatic: major >= 9,
         };
         let arch = format!("sm_{major}{minor}");
-        let sources = sources(layouts);
+        let sources = sources(types, lane);
         let compile = |source: &Source| {
             let text = [&source.defines, HEADERS[0], HEADERS[1], source.text].join("\n");
-            crate::nvrtc::cubin(&source.name, &text, &arch, cache)
+            crate::nvrtc::cubin(&source.name, &text, &arch, lane, cache)
         };
         let binaries = std::thread::scope(|scope| {
             let compile = &compile;
@@ -162,6 +223,12 @@ impl Gpu {
                 gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
             for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
+                if *kernel == "project" {
+                    let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    function
+                        .set_attribute(most, shared_block as i32)
+                        .map_err(failed("allow a kernel its shared memory"))?;
+                }
                 gpu.kernels.insert(name.clone(), function);
             }
         }
@@ -174,11 +241,6 @@ impl Gpu {
             .get(name)
             .cloned()
             .ok_or_else(|| DeviceError::Backend(format!("CUDA: kernel {name} is not compiled")))
-    }
-
-    /// Whether products on many rows may use cuBLAS.
-    pub fn has_blas(&self) -> bool {
-        self.blas.is_some()
     }
 
     /// Free and total bytes.
@@ -197,6 +259,23 @@ impl Gpu {
 
     /// Copies bytes to the card at an offset.
     pub fn upload(&self, to: &mut Memory, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let mut view = to.slice.slice_mut(at..at + bytes.len());
+        self.stream.memcpy_htod(bytes, &mut view).map_err(failed("copy to the card"))
+    }
+
+    /// Page-locked memory of the host.
+    pub fn pinned(&self, bytes: usize) -> Result<PinnedHostSlice<u8>, DeviceError> {
+        // SAFETY: bytes of any value are valid, and every one is written before it is read.
+        unsafe { self.context.alloc_pinned_with_flags(bytes, 0) }.map_err(failed("lock pages of memory"))
+    }
+
+    /// Submits a copy of the whole buffer, which knows when it may be written again.
+    pub fn upload_pinned(
+        &self,
+        to: &mut Memory,
+        at: usize,
+        bytes: &PinnedHostSlice<u8>,
+    ) -> Result<(), DeviceError> {
         let mut view = to.slice.slice_mut(at..at + bytes.len());
         self.stream.memcpy_htod(bytes, &mut view).map_err(failed("copy to the card"))
     }
@@ -263,7 +342,7 @@ impl Gpu {
         code.result().map_err(failed("launch a kernel"))
     }
 
-    /// out (n x m, f32, rows `stride` apart) = x (n x k, f16) times w (m x k, f16) transposed, on tensor cores.
+    /// out (n x m, f32, rows `stride` apart) = `factor` times x (n x k, f16) times w (m x k, f16) transposed, on tensor cores.
     pub fn gemm(
         &self,
         w: u64,
@@ -271,22 +350,20 @@ impl Gpu {
         out: u64,
         shape: (usize, usize, usize),
         stride: usize,
+        factor: f32,
     ) -> Result<(), DeviceError> {
-        let Some(blas) = &self.blas else {
-            return Err(DeviceError::Backend("cuBLAS was not found".into()));
-        };
-        let ((m, n, k), one, zero) = (shape, 1.0f32, 0.0f32);
+        let ((m, n, k), zero) = (shape, 0.0f32);
         use blas_sys::cublasOperation_t::*;
         // SAFETY: the three matrices have the stated shapes; program.rs sizes them.
         unsafe {
             blas::gemm_ex(
-                *blas.handle(),
+                *self.blas.handle(),
                 CUBLAS_OP_T,
                 CUBLAS_OP_N,
                 m as i32,
                 n as i32,
                 k as i32,
-                (&raw const one).cast(),
+                (&raw const factor).cast(),
                 w as *const _,
                 blas_sys::cudaDataType_t::CUDA_R_16F,
                 k as i32,

@@ -1,6 +1,7 @@
 //! Kernel parameters as bytes: mirrors of the structs in kernels/*.cu, field by field.
 
-use crate::weights::Matrix;
+use crate::product::Product;
+use crate::weights::Blocks;
 
 /// Parameters of one launch, in the order of the kernel's signature.
 #[derive(Clone, Default)]
@@ -24,7 +25,7 @@ impl Args {
         self
     }
     pub fn activation(mut self, a: &Activation) -> Self {
-        self.0.push([a.f, a.q, a.d, a.s, a.h].iter().flat_map(|p| p.to_le_bytes()).collect());
+        self.0.push([a.f, a.h].iter().flat_map(|p| p.to_le_bytes()).collect());
         self
     }
     pub fn cache(mut self, c: &Cache) -> Self {
@@ -35,40 +36,50 @@ impl Args {
         self.0.push(bytes);
         self
     }
-    pub fn matvec(mut self, m: &Matvec) -> Self {
+    pub fn planes(mut self, p: &Planes) -> Self {
+        let mut bytes: Vec<u8> = [p.ptr, p.stride as u64].iter().flat_map(|v| v.to_le_bytes()).collect();
+        bytes.extend((p.count as u64).to_le_bytes());
+        self.0.push(bytes);
+        self
+    }
+    pub fn blocks(mut self, m: &Blocks) -> Self {
+        let mut bytes: Vec<u8> = [m.ptr, m.row_bytes as u64].iter().flat_map(|v| v.to_le_bytes()).collect();
+        bytes.extend([m.source, m.rows, m.cols].iter().flat_map(|n| (*n as u32).to_le_bytes()));
+        bytes.extend(m.scale.to_le_bytes());
+        self.0.push(bytes);
+        self
+    }
+    pub fn product(mut self, product: &Product) -> Self {
         let mut bytes = vec![];
-        for i in 0..4 {
-            let empty = (0, 0, 0, 0, 0.0f32);
-            let seg = m.segments.get(i);
-            let (w, out, rows, layout, scale) =
-                seg.map_or(empty, |s| (s.0.ptr, s.1, s.0.rows, s.0.layout as i32, s.0.scale));
-            bytes.extend(w.to_le_bytes());
-            bytes.extend(out.to_le_bytes());
-            bytes.extend((rows as u32).to_le_bytes());
-            bytes.extend(layout.to_le_bytes());
-            bytes.extend(scale.to_le_bytes());
-            bytes.extend([0u8; 4]);
+        for segment in &product.segments {
+            let m = &segment.matrix;
+            let addresses = [m.ptr, segment.out.ptr, segment.out.stride as u64];
+            bytes.extend(addresses.iter().flat_map(|v| v.to_le_bytes()));
+            bytes.extend([m.rows, m.tiles(), segment.stride].iter().flat_map(|n| (*n as u32).to_le_bytes()));
+            bytes.extend(m.scale.to_le_bytes());
         }
-        let stride = |i: usize| m.segments.get(i).map_or(0, |s| s.2);
-        let words =
-            [m.segments.len(), m.cols, m.n, m.first, m.x_stride, stride(0), stride(1), stride(2), stride(3)];
+        bytes.resize(4 * 40, 0);
+        let tiles = product.segments.iter().map(|s| s.matrix.tiles()).sum();
+        let words = [
+            product.segments.len(),
+            tiles,
+            product.cols,
+            product.n,
+            product.slices,
+            0,
+            0x000f_000f,
+            0x00f0_00f0,
+        ];
         bytes.extend(words.iter().flat_map(|n| (*n as u32).to_le_bytes()));
-        bytes.extend(m.mul.to_le_bytes());
-        bytes.extend(m.cap.to_le_bytes());
-        bytes.extend((m.batch as u32).to_le_bytes());
-        bytes.extend(m.gather.to_le_bytes());
         self.0.push(bytes);
         self
     }
 }
 
-/// Addresses of an activation: f32, int8, scales of 32, sums of 16, f16.
+/// Addresses of an activation: f32 and f16.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Activation {
     pub f: u64,
-    pub q: u64,
-    pub d: u64,
-    pub s: u64,
     pub h: u64,
 }
 
@@ -76,13 +87,27 @@ impl Activation {
     /// The same buffers from row `row` on; rows are `width` elements apart.
     pub fn at_row(&self, row: usize, width: usize) -> Self {
         let at = (row * width) as u64;
-        Activation {
-            f: self.f + at * 4,
-            q: self.q + at,
-            d: self.d + at / 8,
-            s: self.s + at / 4,
-            h: self.h + at * 2,
-        }
+        Activation { f: self.f + at * 4, h: self.h + at * 2 }
+    }
+}
+
+/// Partial sums of a product: `count` planes, `stride` elements apart, whose sum is the result.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Planes {
+    pub ptr: u64,
+    pub stride: usize,
+    pub count: usize,
+}
+
+impl Planes {
+    /// A whole result.
+    pub fn one(ptr: u64) -> Self {
+        Planes { ptr, stride: 0, count: 1 }
+    }
+
+    /// The same from element `at` on; nothing stays nothing.
+    pub fn from(&self, at: usize) -> Self {
+        if self.ptr == 0 { *self } else { Planes { ptr: self.ptr + (at * 4) as u64, ..*self } }
     }
 }
 
@@ -95,18 +120,4 @@ pub(crate) struct Cache {
     pub window: usize,
     pub kv_heads: usize,
     pub width: usize,
-}
-
-/// A product of up to four matrices with the same activation rows.
-pub(crate) struct Matvec {
-    /// Matrix, address of its output, elements between two rows of it.
-    pub segments: Vec<(Matrix, u64, usize)>,
-    pub cols: usize,
-    pub n: usize,
-    pub first: usize,
-    pub x_stride: usize,
-    pub mul: f32,
-    pub cap: f32,
-    pub batch: usize,
-    pub gather: u64,
 }

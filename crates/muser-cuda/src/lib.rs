@@ -9,7 +9,11 @@ mod gpu;
 mod kv;
 mod launch;
 mod nvrtc;
+mod probe;
+mod product;
 mod program;
+mod strict;
+mod upload;
 mod weights;
 
 pub use device::{CudaDevice, CudaOptions};

@@ -1,20 +1,24 @@
 //! Kernel text to machine code, once for a card: the result is kept in a folder, keyed by text, flags and compiler.
 
 use cudarc::nvrtc::{result, sys};
-use muser_core::DeviceError;
+use muser_core::{DeviceError, Lane};
 use sha2::{Digest, Sha256};
 use std::ffi::{CStr, CString};
 use std::path::Path;
 
-/// Machine code of `source` for `arch` (such as `sm_90`).
+/// Machine code of `source` for `arch` (such as `sm_90`) with the arithmetic of a lane.
 pub(crate) fn cubin(
     name: &str,
     source: &str,
     arch: &str,
+    lane: Lane,
     cache: Option<&Path>,
 ) -> Result<Vec<u8>, DeviceError> {
-    let options =
-        ["--use_fast_math".to_string(), format!("--gpu-architecture={arch}"), "--std=c++17".to_string()];
+    let arithmetic = match lane {
+        Lane::Serving => "--use_fast_math",
+        Lane::Strict => "--fmad=false",
+    };
+    let options = [arithmetic.to_string(), format!("--gpu-architecture={arch}"), "--std=c++17".to_string()];
     let mut hash = Sha256::new();
     hash.update(source);
     hash.update(options.join(" "));

@@ -1,32 +1,35 @@
-//! Weights on the card, in the layouts of kernels/dequant.cuh.
+//! Weights on the card, in the tiles of kernels/layout.cuh.
 
 use crate::gpu::{Gpu, Memory};
-use muser_core::{DeviceError, Kind, Model, ModelError, Slot, TensorView};
+use crate::launch::Args;
+use crate::upload::Uploader;
+use muser_core::{DeviceError, Kind, Lane, Model, ModelError, Slot, TensorView};
 use muser_format::DType;
 use std::collections::HashMap;
 
-/// Layout of a weight on the card; the numbers are those of kernels/dequant.cuh.
+/// Layout of a matrix on the card; the numbers are those of kernels/layout.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Layout {
-    F32 = 0,
-    F16 = 1,
-    BF16 = 2,
-    Q8_0 = 3,
-    Q4_0 = 4,
-    Q4K = 5,
-    Q5K = 6,
-    Q6K = 7,
+    F16 = 0,
+    Q8 = 1,
+    Q4 = 2,
+    Q4K = 3,
+    Q5K = 4,
+    Q6K = 5,
 }
 
+/// Rows of a tile.
+pub(crate) const TILE_ROWS: usize = 16;
+/// Columns of a tile.
+pub(crate) const TILE_COLS: usize = 256;
+
 impl Layout {
-    /// The layout that a type is kept in; types without a kernel of their own are widened to f16.
+    /// The layout that a type is kept in; types without one of their own become f16.
     pub fn of(dtype: DType) -> Self {
         match dtype {
-            DType::F32 => Layout::F32,
-            DType::BF16 => Layout::BF16,
-            DType::Q8_0 => Layout::Q8_0,
-            DType::Q4_0 => Layout::Q4_0,
+            DType::Q8_0 => Layout::Q8,
+            DType::Q4_0 => Layout::Q4,
             DType::Q4K => Layout::Q4K,
             DType::Q5K => Layout::Q5K,
             DType::Q6K => Layout::Q6K,
@@ -34,42 +37,46 @@ impl Layout {
         }
     }
 
-    /// Bytes of a row.
-    pub fn row_bytes(self, cols: usize) -> usize {
-        let scales = |blocks: usize| (blocks * 2).next_multiple_of(16);
+    /// Bytes of a tile.
+    pub fn tile_bytes(self) -> usize {
         match self {
-            Layout::F32 => cols * 4,
-            Layout::F16 | Layout::BF16 => cols * 2,
-            Layout::Q8_0 => cols + scales(cols / 32),
-            Layout::Q4_0 => cols / 2 + scales(cols / 32),
-            Layout::Q4K => cols / 256 * 144,
-            Layout::Q5K => cols / 256 * 176,
-            Layout::Q6K => cols / 256 * 208 + scales(cols / 256),
+            Layout::F16 => 8192,
+            Layout::Q8 => 4352,
+            Layout::Q4 | Layout::Q4K => 2304,
+            Layout::Q5K => 2816,
+            Layout::Q6K => 3360,
         }
     }
 
-    /// Weights in a 16-byte chunk of quants.
-    pub fn chunk(self) -> usize {
-        match self {
-            Layout::F32 => 4,
-            Layout::F16 | Layout::BF16 => 8,
-            Layout::Q8_0 => 16,
-            Layout::Q4_0 | Layout::Q4K | Layout::Q5K | Layout::Q6K => 32,
-        }
+    /// Bytes of a matrix; edges are padded to whole tiles.
+    pub fn bytes(self, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(TILE_ROWS) * cols.div_ceil(TILE_COLS) * self.tile_bytes()
     }
 
     /// Short name for kernels.
     pub fn name(self) -> &'static str {
         match self {
-            Layout::F32 => "f32",
             Layout::F16 => "f16",
-            Layout::BF16 => "bf16",
-            Layout::Q8_0 => "q8_0",
-            Layout::Q4_0 => "q4_0",
+            Layout::Q8 => "q8_0",
+            Layout::Q4 => "q4_0",
             Layout::Q4K => "q4_k",
             Layout::Q5K => "q5_k",
             Layout::Q6K => "q6_k",
         }
+    }
+}
+
+/// What kernels/pack.cu reads: its number there, and the type that is uploaded. Rare types are dequantised on the host.
+pub(crate) fn source(dtype: DType) -> (usize, DType) {
+    match dtype {
+        DType::F16 => (1, dtype),
+        DType::BF16 => (2, dtype),
+        DType::Q8_0 => (3, dtype),
+        DType::Q4_0 => (4, dtype),
+        DType::Q4K => (5, dtype),
+        DType::Q5K => (6, dtype),
+        DType::Q6K => (7, dtype),
+        _ => (0, DType::F32),
     }
 }
 
@@ -80,12 +87,39 @@ pub(crate) struct Matrix {
     pub layout: Layout,
     pub rows: usize,
     pub cols: usize,
+    /// What products are multiplied with.
     pub scale: f32,
 }
 
-/// All weights of a model.
+impl Matrix {
+    /// Tiles from top to bottom.
+    pub fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+
+    /// The rows `first..` of a matrix, `rows` of them; both fall between tiles.
+    pub fn part(&self, first: usize, rows: usize) -> Self {
+        let at = first / TILE_ROWS * self.cols.div_ceil(TILE_COLS) * self.layout.tile_bytes();
+        Matrix { ptr: self.ptr + at as u64, rows, ..*self }
+    }
+}
+
+/// A matrix of the strict lane: rows of the file's blocks, as kernels/strict.cu reads them.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocks {
+    pub ptr: u64,
+    pub row_bytes: usize,
+    /// The type's number in kernels/pack.cu.
+    pub source: usize,
+    pub rows: usize,
+    pub cols: usize,
+    pub scale: f32,
+}
+
+/// All weights of a model: tiles for the serving lane, blocks for the strict one.
 pub(crate) struct Weights {
     pub matrices: HashMap<Slot, Matrix>,
+    pub blocks: HashMap<Slot, Blocks>,
     pub vectors: HashMap<Slot, u64>,
     pub bytes: u64,
     _memory: Vec<Memory>,
@@ -99,32 +133,62 @@ fn is_vector(slot: &Slot) -> bool {
     )
 }
 
-/// Layouts of a model's matrices, each once.
-pub(crate) fn layouts(model: &Model) -> Vec<Layout> {
+/// Types of a model's matrices, each once.
+pub(crate) fn types(model: &Model) -> Vec<DType> {
     let matrices = model.slots.iter().filter(|(slot, _)| !is_vector(slot));
-    let mut all: Vec<Layout> = matrices.map(|(_, (dtype, ..))| Layout::of(*dtype)).collect();
-    all.sort_by_key(|layout| *layout as i32);
+    let mut all: Vec<DType> = matrices.map(|(_, (dtype, ..))| *dtype).collect();
+    all.sort_by_key(|dtype| dtype.name());
     all.dedup();
     all
 }
 
-/// Bytes that the weights will take on the card.
-pub(crate) fn bytes(model: &Model) -> u64 {
-    let each = |(slot, (dtype, rows, cols)): (&Slot, &(DType, usize, usize))| {
-        let row = if is_vector(slot) { cols * 4 } else { Layout::of(*dtype).row_bytes(*cols) };
-        (row * rows).next_multiple_of(256) as u64
+/// Bytes that the weights will take on the card, and those of the largest tensor on its way there.
+pub(crate) fn bytes(model: &Model, lane: Lane) -> (u64, u64) {
+    let kept = |(slot, (dtype, rows, cols)): (&Slot, &(DType, usize, usize))| {
+        let bytes = match lane {
+            _ if is_vector(slot) => cols * 4,
+            Lane::Serving => Layout::of(*dtype).bytes(*rows, *cols),
+            Lane::Strict => rows * raw_row(*dtype, *cols),
+        };
+        bytes.next_multiple_of(256) as u64
     };
-    model.slots.iter().map(each).sum()
+    let staged = if lane == Lane::Serving { staged(model) as u64 } else { 0 };
+    (model.slots.iter().map(kept).sum(), staged)
+}
+
+/// Bytes of the largest matrix as it is uploaded.
+fn staged(model: &Model) -> usize {
+    let matrices = model.slots.iter().filter(|(slot, _)| !is_vector(slot));
+    let raw = |(_, (dtype, rows, cols)): (&Slot, &(DType, usize, usize))| rows * raw_row(*dtype, *cols);
+    matrices.map(raw).max().unwrap_or(0)
+}
+
+/// Bytes of a row as it is uploaded.
+fn raw_row(dtype: DType, cols: usize) -> usize {
+    let kept = source(dtype).1;
+    cols / kept.block_len() * kept.block_bytes()
 }
 
 impl Weights {
     /// Copies every weight of the model's plans; `progress` gets bytes done and in all.
-    pub fn load(gpu: &Gpu, model: &Model, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, DeviceError> {
-        let total = bytes(model);
-        let mut weights =
-            Weights { matrices: HashMap::new(), vectors: HashMap::new(), bytes: total, _memory: vec![] };
+    pub fn load(
+        gpu: &Gpu,
+        model: &Model,
+        lane: Lane,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, DeviceError> {
+        let total = model.weight_bytes();
+        let mut weights = Weights {
+            matrices: HashMap::new(),
+            blocks: HashMap::new(),
+            vectors: HashMap::new(),
+            bytes: bytes(model, lane).0,
+            _memory: vec![],
+        };
         let mut slots: Vec<&Slot> = model.slots.keys().collect();
         slots.sort_by_key(|s| (s.net as u8, s.layer, s.kind as u8));
+        let stage = if lane == Lane::Serving { staged(model) } else { 0 };
+        let mut stage = Stage { raw: gpu.alloc(stage)?, bound: gpu.alloc(4)?, uploader: Uploader::new(gpu)? };
         let mut done = 0;
         for slot in slots {
             let t = model.tensor(*slot)?;
@@ -135,74 +199,113 @@ impl Weights {
                 gpu.upload(&mut memory, 0, &bytes)?;
                 weights.vectors.insert(*slot, memory.ptr);
                 weights._memory.push(memory);
-                done += bytes.len() as u64;
-            } else {
-                let layout = Layout::of(t.dtype);
-                let row = layout.row_bytes(t.cols);
-                let mut memory = gpu.alloc(row * t.rows)?;
-                upload(gpu, &t, layout, &mut memory, &mut |bytes| {
-                    done += bytes;
-                    progress(done.min(total), total);
+            } else if lane == Lane::Strict {
+                let (source, row_bytes) = (source(t.dtype).0, raw_row(t.dtype, t.cols));
+                let mut memory = gpu.alloc(row_bytes * t.rows)?;
+                upload(gpu, &mut stage.uploader, &t, &mut memory, &mut |bytes| {
+                    progress(done + bytes, total)
                 })?;
-                let matrix = Matrix { ptr: memory.ptr, layout, rows: t.rows, cols: t.cols, scale: t.scale };
+                let (rows, cols, scale) = (t.rows, t.cols, t.scale);
+                let blocks = Blocks { ptr: memory.ptr, row_bytes, source, rows, cols, scale };
+                weights.blocks.insert(*slot, blocks);
+                weights._memory.push(memory);
+            } else {
+                if t.cols % 32 != 0 {
+                    return Err(DeviceError::Backend(format!(
+                        "{slot} has {} columns, and CUDA kernels need a multiple of 32; use --device cpu",
+                        t.cols
+                    )));
+                }
+                let (matrix, memory) = stage.pack(gpu, &t, &mut |bytes| progress(done + bytes, total))?;
                 weights.matrices.insert(*slot, matrix);
                 weights._memory.push(memory);
             }
+            done += t.data.len() as u64;
         }
         gpu.synchronize()?;
         Ok(weights)
     }
 }
 
-/// Bytes of a piece that is converted at once: bounds host memory.
+/// Memory on the card that a tensor passes through.
+struct Stage {
+    raw: Memory,
+    bound: Memory,
+    uploader: Uploader,
+}
+
+/// Bytes that are uploaded at once: what is dequantised on the host is bounded by it.
 const PIECE: usize = 64 << 20;
 
+/// The rows of a matrix as `source` says; rare types as f32.
 fn upload(
     gpu: &Gpu,
+    uploader: &mut Uploader,
     t: &TensorView<'_>,
-    layout: Layout,
     to: &mut Memory,
     step: &mut dyn FnMut(u64),
 ) -> Result<(), DeviceError> {
-    let (from, row) = (t.row_bytes(), layout.row_bytes(t.cols));
+    let kept = source(t.dtype).1;
+    let (from, row) = (t.row_bytes(), raw_row(t.dtype, t.cols));
     let rows = (PIECE / row.max(1)).max(1);
     for (i, part) in t.data.chunks(from * rows).enumerate() {
         let at = i * rows * row;
-        if row == from
-            && matches!(layout, Layout::F32 | Layout::F16 | Layout::BF16 | Layout::Q4K | Layout::Q5K)
-        {
-            gpu.upload(to, at, part)?;
+        if kept == t.dtype {
+            uploader.upload(gpu, to, at, part)?;
         } else {
-            let mut out = vec![0u8; part.len() / from * row];
-            convert(t.dtype, layout, t.cols, from, part, &mut out)?;
-            gpu.upload(to, at, &out)?;
+            uploader.upload(gpu, to, at, &dequantized(t.dtype, t.cols, from, part)?)?;
         }
-        step((part.len() / from * row) as u64);
+        step((i * rows * from + part.len()) as u64);
     }
     Ok(())
 }
 
-/// Rows of file blocks to rows of the card's layout, on all processors.
-fn convert(
-    dtype: DType,
-    layout: Layout,
-    cols: usize,
-    from: usize,
-    rows: &[u8],
-    out: &mut [u8],
-) -> Result<(), DeviceError> {
-    let to = layout.row_bytes(cols);
+impl Stage {
+    /// One matrix from the file's blocks to tiles.
+    fn pack(
+        &mut self,
+        gpu: &Gpu,
+        t: &TensorView<'_>,
+        step: &mut dyn FnMut(u64),
+    ) -> Result<(Matrix, Memory), DeviceError> {
+        let ((number, kept), layout, to) = (source(t.dtype), Layout::of(t.dtype), raw_row(t.dtype, t.cols));
+        upload(gpu, &mut self.uploader, t, &mut self.raw, step)?;
+        // A power of two brings scales where f16 is precise; it is taken back from the products.
+        gpu.upload(&mut self.bound, 0, &[0; 4])?;
+        let count = t.rows * t.cols / kept.block_len();
+        let args = Args::default().ptr(self.raw.ptr).long(count).ptr(self.bound.ptr);
+        gpu.launch(&gpu.kernel(&format!("bound_{number}"))?, (1024, 1, 1), 256, 0, &args.0)?;
+        let mut bytes = [0u8; 4];
+        gpu.download(&self.bound, 0, &mut bytes)?;
+        let norm = norm(f32::from_le_bytes(bytes), if layout == Layout::F16 { 14 } else { 5 });
+        let memory = gpu.alloc(layout.bytes(t.rows, t.cols))?;
+        let threads = t.rows.div_ceil(TILE_ROWS) * t.cols.div_ceil(TILE_COLS) * 128;
+        let args = Args::default().ptr(self.raw.ptr).long(to).int(t.rows).int(t.cols).float(norm);
+        let grid = (threads.div_ceil(256) as u32, 1, 1);
+        gpu.launch(&gpu.kernel(&format!("pack_{number}"))?, grid, 256, 0, &args.ptr(memory.ptr).0)?;
+        let matrix = Matrix { ptr: memory.ptr, layout, rows: t.rows, cols: t.cols, scale: t.scale / norm };
+        Ok((matrix, memory))
+    }
+}
+
+/// The largest power of two that keeps `bound` times it at most 2^`exponent`.
+fn norm(bound: f32, exponent: i32) -> f32 {
+    if bound > 0.0 && bound.is_finite() {
+        (f64::from(exponent) - f64::from(bound).log2()).floor().clamp(-60.0, 60.0).exp2() as f32
+    } else {
+        1.0
+    }
+}
+
+/// Rows of any type as little-endian f32, on all processors.
+fn dequantized(dtype: DType, cols: usize, from: usize, rows: &[u8]) -> Result<Vec<u8>, DeviceError> {
+    let mut out = vec![0u8; rows.len() / from * cols * 4];
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let share = (rows.len() / from).div_ceil(threads).max(1);
     std::thread::scope(|scope| {
-        let parts = rows.chunks(from * share).zip(out.chunks_mut(to * share));
+        let parts = rows.chunks(from * share).zip(out.chunks_mut(cols * 4 * share));
         let workers: Vec<_> = parts
-            .map(|(rows, out)| {
-                scope.spawn(move || {
-                    let pairs = rows.chunks_exact(from).zip(out.chunks_exact_mut(to));
-                    pairs.into_iter().try_for_each(|(row, out)| convert_row(dtype, layout, cols, row, out))
-                })
-            })
+            .map(|(rows, out)| scope.spawn(move || dequantize_rows(dtype, cols, from, rows, out)))
             .collect();
         for worker in workers {
             worker
@@ -211,38 +314,37 @@ fn convert(
         }
         Ok(())
     })
+    .map(|()| out)
 }
 
-fn convert_row(
+fn dequantize_rows(
     dtype: DType,
-    layout: Layout,
     cols: usize,
-    row: &[u8],
+    from: usize,
+    rows: &[u8],
     out: &mut [u8],
 ) -> Result<(), DeviceError> {
-    // (start, length) of the quants in a block; the f16 scale; and where each goes.
-    let planes = |out: &mut [u8], block: usize, parts: &[(usize, usize, usize)]| {
-        for (b, from) in row.chunks_exact(block).enumerate() {
-            for (start, len, base) in parts {
-                out[base + b * len..][..*len].copy_from_slice(&from[*start..start + len]);
-            }
-        }
-    };
-    let blocks = cols / dtype.block_len();
-    match layout {
-        Layout::Q8_0 => planes(out, 34, &[(2, 32, 0), (0, 2, cols)]),
-        Layout::Q4_0 => planes(out, 18, &[(2, 16, 0), (0, 2, cols / 2)]),
-        Layout::Q6K => {
-            let (qh, scales, d) = (blocks * 128, blocks * 192, blocks * 208);
-            planes(out, 210, &[(0, 128, 0), (128, 64, qh), (192, 16, scales), (208, 2, d)]);
-        }
-        _ => {
-            let mut values = vec![0f32; cols];
-            muser_format::dequantize(dtype, row, &mut values).map_err(ModelError::from)?;
-            for (to, v) in out.chunks_exact_mut(2).zip(values) {
-                to.copy_from_slice(&half::f16::from_f32(v).to_le_bytes());
-            }
+    let mut values = vec![0f32; cols];
+    for (row, out) in rows.chunks_exact(from).zip(out.chunks_exact_mut(cols * 4)) {
+        muser_format::dequantize(dtype, row, &mut values).map_err(ModelError::from)?;
+        for (to, v) in out.chunks_exact_mut(4).zip(&values) {
+            to.copy_from_slice(&v.to_le_bytes());
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::norm;
+
+    #[test]
+    fn norms_are_powers_of_two_below_the_limit() {
+        for bound in [1e-6f32, 0.004, 1.0, 31.9, 32.0, 33.0, 6e4] {
+            let n = norm(bound, 5);
+            assert_eq!(n.to_bits() & 0x7f_ffff, 0, "{n} is no power of two");
+            assert!(bound * n <= 32.0 && bound * n > 16.0, "{bound} * {n}");
+        }
+        assert_eq!(norm(0.0, 5), 1.0);
+    }
 }

@@ -4,7 +4,7 @@ use crate::open::Opened;
 use crate::output::Progress;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use muser_core::{Device, KvType, Lane, Pass, Reference, Route};
+use muser_core::{Device, KvType, Lane, Limits, Pass, Reference, Route};
 use muser_cpu::{CpuDevice, CpuOptions, Isa, probe};
 use muser_cuda::{CudaDevice, CudaOptions};
 use std::fmt;
@@ -238,30 +238,16 @@ impl DeviceArgs {
     }
 }
 
-/// What the machine can do at most, measured now.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Reading from memory.
-    pub bytes_per_second: f64,
-    /// Multiplications and additions of the units that the serving lane's matrices use.
-    pub operations_per_second: f64,
+/// What this machine's processor can do with `threads` threads; takes about a second.
+pub fn measure_processor(threads: Option<u16>) -> Limits {
+    let threads = threads.map_or_else(|| muser_cpu::features().threads, usize::from);
+    Limits {
+        bytes_per_second: probe::read_bandwidth(threads, 1 << 30),
+        operations_per_second: probe::int8_peak(threads),
+    }
 }
 
-impl Limits {
-    /// Measures this machine's processor with `threads` threads; takes about a second.
-    pub fn measure(threads: Option<u16>) -> Limits {
-        let threads = threads.map_or_else(|| muser_cpu::features().threads, usize::from);
-        Limits {
-            bytes_per_second: probe::read_bandwidth(threads, 1 << 30),
-            operations_per_second: probe::int8_peak(threads),
-        }
-    }
-
-    /// The better of two measurements: other work on the machine only ever takes away.
-    pub fn best(self, other: Limits) -> Limits {
-        Limits {
-            bytes_per_second: self.bytes_per_second.max(other.bytes_per_second),
-            operations_per_second: self.operations_per_second.max(other.operations_per_second),
-        }
-    }
+/// What the hardware under a device can do, measured now.
+pub fn measure_limits(device: &mut dyn Device, threads: Option<u16>) -> Result<Limits> {
+    Ok(device.limits()?.unwrap_or_else(|| measure_processor(threads)))
 }

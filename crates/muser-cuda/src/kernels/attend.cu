@@ -11,20 +11,30 @@ struct Cache {
 
 __device__ __forceinline__ u32 row_of(const Cache& c, u32 pos) { return c.window ? pos % c.capacity : pos; }
 
-// One warp a head. grid: (rows, heads + 2 * kv_heads) warps of 32. q heads are normed, rotated, kept f32 and f16; K is stored; V is stored.
-extern "C" __global__ void qk_norm_rope_store(const Row* rows, float* q, float* k, const float* v, int heads, const float* q_norm, const float* k_norm, float eps,
+// One warp a head, four a block. grid: (rows, ceil((heads + 2 * kv_heads) / 4)), 128 threads. q heads are normed, rotated, kept f32 and f16; K is kept and
+// stored; V is stored.
+extern "C" __global__ void qk_norm_rope_store(const Row* rows, const Planes q, const Planes k, const Planes v, float* q_out, float* k_out, int heads, const float* q_norm, const float* k_norm, float eps,
                                               int rope, const float2* angles, const Cache cache, u16* q16) {
     allow_next();
     wait_previous();
     const Row row = rows[blockIdx.x];
-    int head = blockIdx.y, lane = threadIdx.x;
+    int head = blockIdx.y * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (head >= heads + 2 * (int)cache.kv_heads) return;
     int kind = head < heads ? 0 : head < heads + (int)cache.kv_heads ? 1 : 2;
     int at = kind == 0 ? head : kind == 1 ? head - heads : head - heads - (int)cache.kv_heads;
     int count = kind == 0 ? heads : (int)cache.kv_heads;
-    const float* from = kind == 0 ? q : kind == 1 ? k : v;
-    from += ((u64)blockIdx.x * count + at) * HD;
+    const float* first = kind == 0 ? q.p : kind == 1 ? k.p : v.p;
+    const u64 stride = kind == 0 ? q.stride : kind == 1 ? k.stride : v.stride;
+    const int planes = kind == 0 ? q.count : kind == 1 ? k.count : v.count;
+    u64 begin = ((u64)blockIdx.x * count + at) * HD;
     // Lane holds elements 2l, 2l+1 (pairs interleaved) and 64+2l, 65+2l; halves pair element i with i + 64.
-    float2 a = ((const float2*)from)[lane], b = ((const float2*)from)[32 + lane];
+    float2 a = ((const float2*)(first + begin))[lane], b = ((const float2*)(first + begin))[32 + lane];
+    for (int i = 1; i < planes; ++i) {
+        const float2* more = (const float2*)(first + begin + i * stride);
+        float2 x = more[lane], y = more[32 + lane];
+        a = make_float2(a.x + x.x, a.y + x.y);
+        b = make_float2(b.x + y.x, b.y + y.y);
+    }
     if (kind < 2) {
         float f = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) / (float)HD + eps);
         const float* w = kind == 0 ? q_norm : k_norm;
@@ -41,7 +51,7 @@ extern "C" __global__ void qk_norm_rope_store(const Row* rows, float* q, float* 
             a = make_float2(x.x * c0.x - y.x * c0.y, x.y * c1.x - y.y * c1.y);
             b = make_float2(x.x * c0.y + y.x * c0.x, x.y * c1.y + y.y * c1.x);
         }
-        float2* back = (float2*)from;
+        float2* back = (float2*)((kind == 0 ? q_out : k_out) + begin);
         back[lane] = a;
         back[32 + lane] = b;
     }
@@ -56,10 +66,6 @@ extern "C" __global__ void qk_norm_rope_store(const Row* rows, float* q, float* 
     ((u32*)to)[32 + lane] = floats_to_half2(b.x, b.y);
 }
 
-__device__ __forceinline__ void mma(float* c, const u32* a, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 __device__ __forceinline__ u32 pack_low(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ u32 pack_high(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
@@ -68,11 +74,65 @@ struct Flash {
     float max[2], sum[2], o[16][4];   // rows g and g + 8; tile j holds dimensions 16 * column + j
 };
 
-// Keys first..last (exclusive), 16 a step, `stride` steps apart.
+// 16 keys from `base` on, of which first..last (exclusive) count. kv: keys g and 8 + g, a lane's 32 dimensions; vv: values of keys
+// 2t, 2t + 1, 2t + 8, 2t + 9, a lane's 16 dimensions.
+__device__ __forceinline__ void flash_step(Flash& s, const u32 q[8][4], const uint4 kv[2][4], const uint4 vv[4][2], u32 base, u32 first, u32 last, float scale) {
+    const int t = threadIdx.x & 3;
+    float c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+        const u32* w = (const u32*)kv[tile];
+#pragma unroll
+        for (int step = 0; step < 8; ++step) mma(c[tile], q[step][0], q[step][1], q[step][2], q[step][3], w[2 * step], w[2 * step + 1]);
+    }
+    float top[2] = {-1.0e30f, -1.0e30f};
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 key = base + tile * 8 + 2 * t + (i & 1);
+            c[tile][i] = key < last && key >= first ? c[tile][i] * scale : -1.0e30f;
+            top[i >> 1] = fmaxf(top[i >> 1], c[tile][i]);
+        }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+        float next = fmaxf(s.max[r], top[r]), shrink = __expf(s.max[r] - next);
+        s.max[r] = next;
+        s.sum[r] *= shrink;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) { s.o[j][2 * r] *= shrink; s.o[j][2 * r + 1] *= shrink; }
+    }
+    float p[2][4];
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            p[tile][i] = __expf(c[tile][i] - s.max[i >> 1]);
+            s.sum[i >> 1] += p[tile][i];
+        }
+    u32 a[4] = {floats_to_half2(p[0][0], p[0][1]), floats_to_half2(p[0][2], p[0][3]), floats_to_half2(p[1][0], p[1][1]), floats_to_half2(p[1][2], p[1][3])};
+    const u32 *v0 = (const u32*)vv[0], *v1 = (const u32*)vv[1], *v2 = (const u32*)vv[2], *v3 = (const u32*)vv[3];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        mma(s.o[2 * j], a[0], a[1], a[2], a[3], pack_low(v0[j], v1[j]), pack_low(v2[j], v3[j]));
+        mma(s.o[2 * j + 1], a[0], a[1], a[2], a[3], pack_high(v0[j], v1[j]), pack_high(v2[j], v3[j]));
+    }
+}
+
+__device__ __forceinline__ void finish(Flash& s) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        s.sum[r] += __shfl_xor_sync(0xffffffffu, s.sum[r], 1);
+        s.sum[r] += __shfl_xor_sync(0xffffffffu, s.sum[r], 2);
+    }
+}
+
+// Keys first..last (exclusive) straight from the cache, 16 a step, `stride` apart.
 __device__ __forceinline__ void flash(Flash& s, const u32 q[8][4], const u16* k, const u16* v, const Cache& cache, u32 first, u32 last, u32 begin, u32 stride, float scale) {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     for (u32 base = begin; base < last; base += stride) {
-        float c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
         uint4 kv[2][4];
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
@@ -91,52 +151,9 @@ __device__ __forceinline__ void flash(Flash& s, const u32 q[8][4], const u16* k,
             vv[i][0] = p[0];
             vv[i][1] = p[1];
         }
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-            const u32* w = (const u32*)kv[tile];
-#pragma unroll
-            for (int step = 0; step < 8; ++step) mma(c[tile], q[step], w[2 * step], w[2 * step + 1]);
-        }
-        float top[2] = {-1.0e30f, -1.0e30f};
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                u32 key = base + tile * 8 + 2 * t + (i & 1);
-                c[tile][i] = key < last && key >= first ? c[tile][i] * scale : -1.0e30f;
-                top[i >> 1] = fmaxf(top[i >> 1], c[tile][i]);
-            }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-            float next = fmaxf(s.max[r], top[r]), shrink = __expf(s.max[r] - next);
-            s.max[r] = next;
-            s.sum[r] *= shrink;
-#pragma unroll
-            for (int j = 0; j < 16; ++j) { s.o[j][2 * r] *= shrink; s.o[j][2 * r + 1] *= shrink; }
-        }
-        float p[2][4];
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                p[tile][i] = __expf(c[tile][i] - s.max[i >> 1]);
-                s.sum[i >> 1] += p[tile][i];
-            }
-        u32 a[4] = {floats_to_half2(p[0][0], p[0][1]), floats_to_half2(p[0][2], p[0][3]), floats_to_half2(p[1][0], p[1][1]), floats_to_half2(p[1][2], p[1][3])};
-        const u32 *v0 = (const u32*)vv[0], *v1 = (const u32*)vv[1], *v2 = (const u32*)vv[2], *v3 = (const u32*)vv[3];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            mma(s.o[2 * j], a, pack_low(v0[j], v1[j]), pack_low(v2[j], v3[j]));
-            mma(s.o[2 * j + 1], a, pack_high(v0[j], v1[j]), pack_high(v2[j], v3[j]));
-        }
+        flash_step(s, q, kv, vv, base, first, last, scale);
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        s.sum[r] += __shfl_xor_sync(0xffffffffu, s.sum[r], 1);
-        s.sum[r] += __shfl_xor_sync(0xffffffffu, s.sum[r], 2);
-    }
+    finish(s);
 }
 
 __device__ __forceinline__ void load_queries(u32 q[8][4], const u16* q16, int group) {
@@ -162,9 +179,10 @@ __device__ __forceinline__ void clear(Flash& s) {
     for (int j = 0; j < 16; ++j) s.o[j][0] = s.o[j][1] = s.o[j][2] = s.o[j][3] = 0.0f;
 }
 
-// Decode: keys are split over blocks and their 4 warps. grid: (splits, kv_heads, rows), 128 threads.
-// partial: [row][kv_head][split * 4 + warp][16 heads] of (max, sum, 128 values).
+// Decode: keys are split over blocks and their 4 warps, which join what they found. grid: (splits, kv_heads, rows), 128 threads.
+// partial: [row][kv_head][split][16 heads] of (max, sum, 128 values).
 extern "C" __global__ void __launch_bounds__(128) attend_split(const Row* rows, const u16* q16, int heads, const Cache cache, int block, float scale, float* partial) {
+    __shared__ float found[4][16][HD + 4], weights[4][16];   // values, then max and sum
     allow_next();
     wait_previous();
     const Row row = rows[blockIdx.z];
@@ -179,62 +197,209 @@ extern "C" __global__ void __launch_bounds__(128) attend_split(const Row* rows, 
     const u16* k = ((u16**)cache.k)[row.slot] + blockIdx.y * HD;
     const u16* v = ((u16**)cache.v)[row.slot] + blockIdx.y * HD;
     if (mine < steps) flash(s, q, k, v, cache, first, last, begin + mine * 16, warps * 16, scale);
-    float* out = partial + (((u64)blockIdx.z * cache.kv_heads + blockIdx.y) * warps + mine) * 16 * (HD + 2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float* to = out + (g + 8 * r) * (HD + 2);
-        if (g + 8 * r >= group) continue;
-        if (t == 0) { to[0] = s.max[r]; to[1] = s.sum[r]; }
+        float* to = found[warp][g + 8 * r];
+        if (t == 0) { to[HD] = s.max[r]; to[HD + 1] = s.sum[r]; }
 #pragma unroll
         for (int j = 0; j < 16; ++j)
 #pragma unroll
-            for (int c = 0; c < 2; ++c) to[2 + 16 * (2 * t + c) + j] = s.o[j][2 * r + c];
+            for (int c = 0; c < 2; ++c) to[16 * (2 * t + c) + j] = s.o[j][2 * r + c];
+    }
+    __syncthreads();
+    float* out = partial + (((u64)blockIdx.z * cache.kv_heads + blockIdx.y) * gridDim.x + blockIdx.x) * 16 * (HD + 2);
+    if (threadIdx.x < 16) {
+        float top = -1.0e30f, sum = 0.0f;
+        for (int w = 0; w < 4; ++w) top = fmaxf(top, found[w][threadIdx.x][HD]);
+        for (int w = 0; w < 4; ++w) {
+            weights[w][threadIdx.x] = __expf(found[w][threadIdx.x][HD] - top);
+            sum += weights[w][threadIdx.x] * found[w][threadIdx.x][HD + 1];
+        }
+        out[threadIdx.x * (HD + 2)] = top;
+        out[threadIdx.x * (HD + 2) + 1] = sum;
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int head = 0; head < group; ++head) {
+        float x = 0.0f;
+        for (int w = 0; w < 4; ++w) x += weights[w][head] * found[w][head][threadIdx.x];
+        out[head * (HD + 2) + 2 + threadIdx.x] = x;
     }
 }
 
-// Joins the partial results of a head, applies the gate, quantises. grid: (heads, rows), 128 threads.
-extern "C" __global__ void __launch_bounds__(128) attend_join(const float* partial, int heads, int kv_heads, int parts, const float* gate, const Activation out) {
+// Joins the partial results of a head (at most 128 parts) and applies the gate. grid: (heads, rows), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) attend_join(const float* partial, int heads, int kv_heads, int parts, const Planes gate, const Activation out) {
+    __shared__ float weights[128], tops[4], sums[4];
     allow_next();
     wait_previous();
-    int head = blockIdx.x, group = heads / kv_heads, d = threadIdx.x;
+    const int head = blockIdx.x, group = heads / kv_heads, d = threadIdx.x, warp = d >> 5;
+    const u64 stride = 16 * (HD + 2), at = ((u64)blockIdx.y * heads + head) * HD;
     const float* from = partial + ((u64)(blockIdx.y * kv_heads + head / group) * parts * 16 + head % group) * (HD + 2);
-    float top = -1.0e30f;
-    for (int p = 0; p < parts; ++p) top = fmaxf(top, from[(u64)p * 16 * (HD + 2)]);
-    float sum = 0.0f, v = 0.0f;
-    for (int p = 0; p < parts; ++p) {
-        const float* part = from + (u64)p * 16 * (HD + 2);
-        if (part[1] == 0.0f) continue;
-        float w = __expf(part[0] - top);
-        sum += w * part[1];
-        v += w * part[2 + d];
-    }
-    u64 at = ((u64)blockIdx.y * heads + head) * HD;
-    v /= sum;
-    if (gate) v *= 1.0f / (1.0f + __expf(-gate[at + d]));
+    float gated = gate.p ? 1.0f / (1.0f + __expf(-sum_planes(gate, at + d))) : 1.0f;
+    // An empty part has weight and sum zero.
+    float max = d < parts ? from[d * stride] : -1.0e30f, sum = d < parts ? from[d * stride + 1] : 0.0f;
+    float top = warp_max(max);
+    if ((d & 31) == 0) tops[warp] = top;
+    __syncthreads();
+    top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+    weights[d] = __expf(max - top);
+    sum = warp_sum(weights[d] * sum);
+    if ((d & 31) == 0) sums[warp] = sum;
+    __syncthreads();
+    sum = sums[0] + sums[1] + sums[2] + sums[3];
+    float v = 0.0f;
+#pragma unroll 8
+    for (int p = 0; p < parts; ++p) v += weights[p] * from[p * stride + 2 + d];
+    v *= gated / sum;
     out.f[at + d] = v;
-    quantize32(v, at + (d & ~31), d & 31, out);
+    out.h[at + d] = float_to_half(v);
 }
 
-// Prefill: a warp a row, four neighbouring rows a block. grid: (ceil(rows / 4), kv_heads), 128 threads.
-extern "C" __global__ void __launch_bounds__(128) attend_rows(const Row* rows, int n, const u16* q16, int heads, const Cache cache, int block, float scale, const float* gate, const Activation out) {
-    int r0 = blockIdx.x * 4 + (threadIdx.x >> 5);
-    if (r0 >= n) return;
-    const Row row = rows[r0];
-    int group = heads / cache.kv_heads, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#define KEYS 32
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// KEYS keys out of shared memory (see fetch in attend_rows for where their pieces stand). Maxima stay in units of the raw product.
+__device__ __forceinline__ void flash_shared(Flash& s, const u32 q[8][4], const uint4* k, const uint4* v, u32 base, u32 first, u32 last, float scale) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const float unit = scale * 1.4426950408889634f;   // exp(x * scale) = 2^(x * unit)
+    float c[KEYS / 8][4];
+#pragma unroll
+    for (int tile = 0; tile < KEYS / 8; ++tile) {
+        uint4 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[i] = k[(tile * 8 + g) * 16 + ((i * 4 + t) ^ ((g & 1) * 4))];
+        c[tile][0] = c[tile][1] = c[tile][2] = c[tile][3] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            mma(c[tile], q[2 * i][0], q[2 * i][1], q[2 * i][2], q[2 * i][3], w[i].x, w[i].y);
+            mma(c[tile], q[2 * i + 1][0], q[2 * i + 1][1], q[2 * i + 1][2], q[2 * i + 1][3], w[i].z, w[i].w);
+        }
+    }
+    if (base < first || base + KEYS > last) {
+#pragma unroll
+        for (int tile = 0; tile < KEYS / 8; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 key = base + tile * 8 + 2 * t + (i & 1);
+                if (key < first || key >= last) c[tile][i] = -1.0e30f;
+            }
+    }
+    float top[2] = {s.max[0], s.max[1]};
+#pragma unroll
+    for (int tile = 0; tile < KEYS / 8; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) top[i >> 1] = fmaxf(top[i >> 1], c[tile][i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+    }
+    if (__any_sync(0xffffffffu, top[0] > s.max[0] || top[1] > s.max[1])) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float shrink = exp2_fast((s.max[r] - top[r]) * unit);
+            s.max[r] = top[r];
+            s.sum[r] *= shrink;
+#pragma unroll
+            for (int j = 0; j < 16; ++j) { s.o[j][2 * r] *= shrink; s.o[j][2 * r + 1] *= shrink; }
+        }
+    }
+    const float shift[2] = {s.max[0] * unit, s.max[1] * unit};
+#pragma unroll
+    for (int tile = 0; tile < KEYS / 8; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            c[tile][i] = exp2_fast(c[tile][i] * unit - shift[i >> 1]);
+            s.sum[i >> 1] += c[tile][i];
+        }
+#pragma unroll
+    for (int part = 0; part < KEYS / 16; ++part) {
+        const float *p0 = c[2 * part], *p1 = c[2 * part + 1];
+        u32 a[4] = {floats_to_half2(p0[0], p0[1]), floats_to_half2(p0[2], p0[3]), floats_to_half2(p1[0], p1[1]), floats_to_half2(p1[2], p1[3])};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            uint4 w[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int key = part * 16 + 2 * t + (i & 1) + (i >> 1) * 8;
+                w[i] = v[key * 16 + ((2 * g + h) ^ ((key >> 1) & 1) ^ (key & 4))];
+            }
+            const u32 *v0 = (const u32*)&w[0], *v1 = (const u32*)&w[1], *v2 = (const u32*)&w[2], *v3 = (const u32*)&w[3];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                int o = 2 * (4 * h + j);
+                mma(s.o[o], a[0], a[1], a[2], a[3], pack_low(v0[j], v1[j]), pack_low(v2[j], v3[j]));
+                mma(s.o[o + 1], a[0], a[1], a[2], a[3], pack_high(v0[j], v1[j]), pack_high(v2[j], v3[j]));
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void copy_async(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Prefill: a warp a row, eight neighbouring rows a block. grid: (ceil(rows / 8), kv_heads), 256 threads.
+// Rows of one run read each key once, through shared memory, 32 keys at a time, the next on their way.
+extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, int n, const u16* q16, int heads, const Cache cache, int block, float scale, const float* gate, const Activation out) {
+    __shared__ uint4 tiles[2][2][KEYS * 16];   // stage; K and V; 16 pieces of 16 bytes a key
+    allow_next();
+    wait_previous();
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, group = heads / cache.kv_heads;
+    const int r0 = blockIdx.x * 8, last_row = r0 + 7 < n ? r0 + 7 : n - 1, mine = r0 + warp < n ? r0 + warp : last_row;
+    const Row row = rows[mine], low = rows[r0], high = rows[last_row];
     u32 first, last;
     visible(row, cache, block, first, last);
     u32 q[8][4];
-    load_queries(q, q16 + ((u64)r0 * heads + blockIdx.y * group) * HD, group);
+    load_queries(q, q16 + ((u64)mine * heads + blockIdx.y * group) * HD, group);
     Flash s;
     clear(s);
     const u16* k = ((u16**)cache.k)[row.slot] + blockIdx.y * HD;
     const u16* v = ((u16**)cache.v)[row.slot] + blockIdx.y * HD;
-    flash(s, q, k, v, cache, first, last, first & ~15u, 16, scale);
+    if (low.slot != high.slot || high.pos - low.pos != (u32)(last_row - r0)) {
+        flash(s, q, k, v, cache, first, last, first & ~15u, 16, scale);
+    } else {
+        u32 from, to, other;
+        visible(low, cache, block, from, other);
+        visible(high, cache, block, other, to);
+        from &= ~15u;
+        auto fetch = [&](u32 base, int stage) {
+#pragma unroll
+            for (int i = 0; i < KEYS * 16 / 256; ++i) {
+                u32 at = i * 256 + threadIdx.x, key = at >> 4, c = at & 15;
+                u64 from_row = (u64)row_of(cache, base + key < to ? base + key : to - 1) * cache.width;
+                // Pieces stand where the lanes of a quarter warp read eight different banks.
+                u32 ck = ((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4), cv = c ^ ((key >> 1) & 1) ^ ((key & 4));
+                copy_async((u32)__cvta_generic_to_shared(&tiles[stage][0][key * 16 + ck]), k + from_row + c * 8);
+                copy_async((u32)__cvta_generic_to_shared(&tiles[stage][1][key * 16 + cv]), v + from_row + c * 8);
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        };
+        fetch(from, 0);
+        int stage = 0;
+        for (u32 base = from; base < to; base += KEYS, stage ^= 1) {
+            if (base + KEYS < to) {
+                fetch(base + KEYS, stage ^ 1);
+                asm volatile("cp.async.wait_group 1;" ::: "memory");
+            } else {
+                asm volatile("cp.async.wait_group 0;" ::: "memory");
+            }
+            __syncthreads();
+            if (base < last && base + KEYS > first) flash_shared(s, q, tiles[stage][0], tiles[stage][1], base, first, last, scale);
+            __syncthreads();
+        }
+        finish(s);
+    }
+    if (r0 + warp >= n) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         int head = g + 8 * r;
         if (head >= group) continue;
-        u64 at = ((u64)r0 * heads + blockIdx.y * group + head) * HD;
+        u64 at = ((u64)mine * heads + blockIdx.y * group + head) * HD;
         float inv = 1.0f / s.sum[r];
 #pragma unroll
         for (int c = 0; c < 2; ++c)

@@ -63,26 +63,52 @@ __device__ __forceinline__ void wait_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// Activations of a matrix product: f32, and the same row as int8 in groups of 32 with a scale, and sums of 16 times that scale.
+// A value that the compiler keeps in its register instead of computing it again.
+__device__ __forceinline__ u32 keep(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
+// Two halves in a register.
+__device__ __forceinline__ u32 hfma2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ u32 hmul2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 hadd2(u32 a, u32 b) {
+    u32 d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 twice_low(u32 a) { return __byte_perm(a, a, 0x1010); }
+__device__ __forceinline__ u32 twice_high(u32 a) { return __byte_perm(a, a, 0x3232); }
+
+// c (16 x 8, f32) += a (16 x 16, f16) * b (16 x 8, f16).
+__device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// An activation as products and observers take it.
 struct Activation {
     float* f;
-    i8* q;
-    float* d;
-    float* s;
-    u16* h;   // f16, for products on many rows
+    u16* h;
 };
 
-// 32 lanes hold 32 neighbouring values, element `at` of the row first: quantises them to int8.
-__device__ __forceinline__ void quantize32(float v, u64 at, int lane, const Activation& out) {
-    float amax = warp_max(fabsf(v));
-    float d = amax / 127.0f;
-    int q = amax > 0.0f ? __float2int_rn(v * (127.0f / amax)) : 0;
-    out.q[at + lane] = (i8)q;
-    int sum = q;
-#pragma unroll
-    for (int w = 8; w > 0; w >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, w);
-    if ((lane & 15) == 0) out.s[(at + lane) >> 4] = d * (float)sum;
-    if (lane == 0) out.d[at >> 5] = d;
+// What a product on a few rows leaves: `count` planes, `stride` elements apart, whose sum is the result.
+struct Planes {
+    const float* p;
+    u64 stride;
+    int count, pad;
+};
+__device__ __forceinline__ float sum_planes(const Planes& a, u64 at) {
+    float v = a.p[at];
+    for (int i = 1; i < a.count; ++i) v += a.p[at + i * a.stride];
+    return v;
 }

@@ -1,13 +1,13 @@
 //! `muser bench`: the speed of a model on this machine, beside what the machine could do.
 
 use crate::cmd::trace::{fill, median};
-use crate::device::{DeviceArgs, Limits};
+use crate::device::{DeviceArgs, measure_limits};
 use crate::open::{Opened, SourceArgs, SyntheticArgs};
 use crate::output::{self, Table};
 use anyhow::{Result, bail};
 use clap::Args;
 use muser_core::cost::{Batch, Cost, cost};
-use muser_core::{Device, Pass, Row, SeqId};
+use muser_core::{Device, Limits, Pass, Row, SeqId};
 use serde_json::{Value as Json, json};
 use std::io::Write;
 use std::time::Instant;
@@ -58,7 +58,7 @@ impl Bench {
         let start = Instant::now();
         let mut device = self.device.load(&opened)?;
         let load_seconds = start.elapsed().as_secs_f64();
-        let before = Limits::measure(self.device.threads);
+        let before = measure_limits(device.as_mut(), self.device.threads)?;
         let mut bench = Measuring { args: &self, opened: &opened, device: device.as_mut() };
         let seq = fill(bench.device, &opened, context, self.depth)?;
         let prefill = if self.prefill > 0 { Some(bench.prefill(seq)?) } else { None };
@@ -66,7 +66,7 @@ impl Bench {
         let drafting = bench.drafting(seq)?;
         bench.device.close(seq);
         let groups = self.groups.iter().map(|n| bench.group(usize::from(*n))).collect::<Result<Vec<_>>>()?;
-        let after = Limits::measure(self.device.threads);
+        let after = measure_limits(device.as_mut(), self.device.threads)?;
         let info = device.info();
         let report = Report {
             args: &self,

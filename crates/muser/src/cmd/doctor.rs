@@ -1,7 +1,7 @@
 //! `muser doctor`: what this machine can run, and the mend for what it can't.
 
 use crate::cmd::logits::each;
-use crate::device::{DeviceArgs, DeviceName, Limits};
+use crate::device::{DeviceArgs, DeviceName, measure_processor};
 use crate::open::{Draft, ModelArgs, Opened, SourceArgs};
 use crate::output;
 use crate::text::Text;
@@ -72,7 +72,7 @@ impl Doctor {
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         );
         add("memory", true, memory(), "close other programs, or use a smaller quantisation or context");
-        let limits = Limits::measure(self.device.threads);
+        let limits = measure_processor(self.device.threads);
         add(
             "speed",
             true,

@@ -2,7 +2,7 @@
 
 mod chart;
 
-use crate::device::{DeviceArgs, Limits};
+use crate::device::{DeviceArgs, measure_limits};
 use crate::listing::{Entry, PassName, entries};
 use crate::open::{Opened, SourceArgs, SyntheticArgs};
 use crate::output::{self, Progress, Table};
@@ -102,7 +102,7 @@ impl Trace {
         }
         let mut device = self.device.load(&opened)?;
         let measured = measure(device.as_mut(), &opened, pass, rows, self.depth, self.repeat)?;
-        let limits = Limits::measure(self.device.threads);
+        let limits = measure_limits(device.as_mut(), self.device.threads)?;
         let batch = Batch {
             rows,
             sequences: 1,

@@ -1,0 +1,124 @@
+// How matrices lie on the card: tiles of 16 rows by 256 columns, each tile the bytes that one warp multiplies.
+// Lane 4g + t of a warp owns, in rows g and g + 8, columns 128 * half + 32 * t + 8 * step + 0..7 (half 0..1, step 0..3): what the
+// A operand of mma.m16n8k16 wants, so that no value changes lanes. A piece is the 32 columns of one (row, half) and lane; piece
+// number (row / 8 * 2 + half) * 32 + lane. Scales were multiplied by a power of two (`norm` in weights.rs) to fit f16 well.
+//
+// type  bytes of a tile: content
+// F16   4 parts of 2048: part 2 * half + step / 2; in it [row / 8][step % 2][lane] 8 halves
+// Q8    4096: [piece / 32][step / 2][lane] 16 quants plus 128; 256: [lane][row / 8][half] f16 scales
+// Q4    2048: [piece] 32 quants; 256: scales as Q8
+// Q4K   2048: [piece] 32 quants; 256: [row] d, dmin, then 24 bits a t: scales of groups t and t + 4, minima of 2t and 2t + 1
+// Q5K   2048; 512: [piece] 32 high bits; 256 as Q4K
+// Q6K   2048; 1024: [piece] 32 pairs of high bits; 256: [lane][row / 8][half][step / 2] scales plus 128; 32: [row] d
+// A word of four-bit quants holds elements 0, 4, 2, 6, 1, 5, 3, 7 from its lowest nibble on: masks leave pairs of neighbours.
+enum { F16 = 0, Q8 = 1, Q4 = 2, Q4K = 3, Q5K = 4, Q6K = 5 };
+
+__device__ constexpr int tile_bytes(int type) {
+    return type == F16 ? 8192 : type == Q8 ? 4352 : type == Q4 || type == Q4K ? 2304 : type == Q5K ? 2816 : 3360;
+}
+// Where heads or scales begin.
+__device__ constexpr int head_at(int type) { return type == Q8 ? 4096 : type == Q5K ? 2560 : type == Q6K ? 3072 : 2048; }
+#define Q6K_D 3328
+
+// Nibble of element 0..7 in a word of four-bit quants.
+__device__ __forceinline__ int nibble_of(int k) { return (k & 4 ? 1 : 0) + (k & 1 ? 4 : 0) + (k & 2 ? 2 : 0); }
+// Bit of the high bits of element k of step i: Q5K in a word a piece, Q6K in a word for two steps.
+__device__ __forceinline__ int q5_bit(int i, int k) { return (k >> 1) * 4 + i + (k & 1) * 16; }
+__device__ __forceinline__ int q6_bit(int i, int k) {
+    int pair = k >> 1, at = i & 1 ? (pair == 0 ? 0 : pair == 1 ? 2 : pair == 2 ? 12 : 14) : (pair == 0 ? 4 : pair == 1 ? 6 : pair == 2 ? 8 : 10);
+    return at + (k & 1) * 16;
+}
+
+// Scales of groups t and t + 4, and negated minima of groups 2t and 2t + 1, each pair as halves, of one row of Q4K or Q5K: out of
+// its first word and the two words that hold its 24 bits, `shift` bits into the first.
+__device__ __forceinline__ void k_scales(u32 dm, u32 lo, u32 hi, u32 shift, u32& scales, u32& minima) {
+    u32 x = __funnelshift_r(lo, hi, shift);
+    u32 s = (x & 0x3f) | ((x & 0xfc0) << 10), m = ((x >> 12) & 0x3f) | ((x >> 2) & 0x3f0000);
+    // 0x6400 is 1024 as f16: small integers in its mantissa are added exactly; 0xe400 is -1024.
+    scales = hmul2(hadd2(s | 0x64006400, 0xe400e400), twice_low(dm));
+    minima = hmul2(hadd2(m | 0x64006400, 0xe400e400), twice_high(dm) ^ 0x80008000);
+}
+// Words of a row's head in which the bits of t begin and end, and the shift.
+__device__ __forceinline__ u32 k_word(u32 t) { return 1 + ((3 * t) >> 2); }
+__device__ __forceinline__ u32 k_next(u32 t) { return t == 3 ? 3 : k_word(t) + 1; }
+__device__ __forceinline__ u32 k_shift(u32 t) { return (24 * t) & 31; }
+
+// One weight, for reading a row of an embedding table.
+__device__ inline float weight(int type, const u8* base, u32 cols, u32 row, u32 i) {
+    u32 blocks = (cols + 255) / 256, e = i & 255, half = e >> 7, t = (e >> 5) & 3, step = (e >> 3) & 3, k = e & 7;
+    u32 r = (row >> 3) & 1, g = row & 7, lane = 4 * g + t, piece = (r * 2 + half) * 32 + lane;
+    const u8* u = base + ((u64)(row >> 4) * blocks + (i >> 8)) * tile_bytes(type);
+    if (type == F16) return half_to_float(((const u16*)(u + (half * 2 + (step >> 1)) * 2048))[((r * 2 + (step & 1)) * 32 + lane) * 8 + k]);
+    const u8* head = u + head_at(type);
+    if (type == Q8) {
+        float d = half_to_float(((const u16*)head)[lane * 4 + r * 2 + half]);
+        return d * (float)((int)u[(((r * 2 + half) * 2 + (step >> 1)) * 32 + lane) * 16 + (step & 1) * 8 + k] - 128);
+    }
+    int q = (((const u32*)u)[piece * 4 + step] >> (4 * nibble_of(k))) & 15;
+    if (type == Q4) return half_to_float(((const u16*)head)[lane * 4 + r * 2 + half]) * (float)(q - 8);
+    if (type == Q6K) {
+        q |= ((((const u32*)(u + 2048))[piece * 2 + (step >> 1)] >> q6_bit(step, k)) & 3) << 4;
+        float d = half_to_float(((const u16*)(u + Q6K_D))[row & 15]);
+        return d * (float)((int)head[lane * 8 + (r * 2 + half) * 2 + (step >> 1)] - 128) * (float)(q - 32);
+    }
+    if (type == Q5K) q |= ((((const u32*)(u + 2048))[piece] >> q5_bit(step, k)) & 1) << 4;
+    const u32* h = (const u32*)(head + (row & 15) * 16);
+    auto field = [&](int bit) { return (int)((((u64)h[1 + bit / 32] | (bit / 32 < 2 ? (u64)h[2 + bit / 32] << 32 : 0)) >> (bit & 31)) & 63); };
+    int group = half * 4 + t, scale = field(24 * t + 6 * half), min = field(24 * (group >> 1) + 12 + 6 * (group & 1));
+    return half_to_float((u16)h[0]) * (float)scale * (float)q - half_to_float((u16)(h[0] >> 16)) * (float)min;
+}
+
+// Masks 0x000f000f and 0x00f000f0 in registers: an instruction has room for one constant, and compilers would move the other before
+// each, wherever they know it; so kernels get them as parameters.
+struct Masks {
+    u32 low, high;
+};
+
+// Eight weights of a piece's step as four pairs of halves, without minima; `scale` twice in a register.
+// Low nibbles stand in mantissas of 1024, high nibbles too, 16 times as large.
+__device__ __forceinline__ void nibbles(u32 w, u32 scale, int type, const Masks& m, u32* out) {
+    u32 v = w >> 8, a = (w & m.low) | 0x64006400, b = (v & m.low) | 0x64006400, c = (w & m.high) | 0x64006400, d = (v & m.high) | 0x64006400;
+    if (type == Q4) {
+        // 0xe408 is -1032; 0x2c00 is 1/16 and 0xd480 is -72: eight less.
+        out[0] = hmul2(hadd2(a, 0xe408e408), scale);
+        out[1] = hmul2(hadd2(b, 0xe408e408), scale);
+        out[2] = hmul2(hfma2(c, 0x2c002c00, 0xd480d480), scale);
+        out[3] = hmul2(hfma2(d, 0x2c002c00, 0xd480d480), scale);
+    } else {
+        // (1024 + q) * s - 1024 * s is exact before its one rounding, as is (1024 + 16 q) * s/16 - 64 * s.
+        u32 s16 = hmul2(scale, 0x2c002c00), c0 = hmul2(scale, 0xe400e400), c1 = hmul2(scale, 0xd400d400);
+        out[0] = hfma2(a, scale, c0);
+        out[1] = hfma2(b, scale, c0);
+        out[2] = hfma2(c, s16, c1);
+        out[3] = hfma2(d, s16, c1);
+    }
+}
+__device__ __forceinline__ void nibbles5(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
+    u32 v = w >> 8, y = h >> step;
+    u32 a = (w & m.low) | ((y << 4) & 0x00100010) | 0x64006400, b = (v & m.low) | (y & 0x00100010) | 0x64006400;
+    u32 c = (w & m.high) | (y & 0x01000100) | 0x64006400, d = (v & m.high) | ((y >> 4) & 0x01000100) | 0x64006400;
+    u32 s16 = hmul2(scale, 0x2c002c00), c0 = hmul2(scale, 0xe400e400), c1 = hmul2(scale, 0xd400d400);
+    out[0] = hfma2(a, scale, c0);
+    out[1] = hfma2(b, scale, c0);
+    out[2] = hfma2(c, s16, c1);
+    out[3] = hfma2(d, s16, c1);
+}
+__device__ __forceinline__ void nibbles6(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
+    u32 v = w >> 8;
+    u32 ha = step & 1 ? h << 4 : h, hb = step & 1 ? h << 2 : h >> 2, hc = step & 1 ? h >> 4 : h, hd = step & 1 ? h >> 6 : h >> 2;
+    u32 a = (w & m.low) | (ha & 0x00300030) | 0x64006400, b = (v & m.low) | (hb & 0x00300030) | 0x64006400;
+    u32 c = (w & m.high) | (hc & 0x03000300) | 0x64006400, d = (v & m.high) | (hd & 0x03000300) | 0x64006400;
+    // 0xe420 is -1056; 0xd600 is -96.
+    out[0] = hmul2(hadd2(a, 0xe420e420), scale);
+    out[1] = hmul2(hadd2(b, 0xe420e420), scale);
+    out[2] = hmul2(hfma2(c, 0x2c002c00, 0xd600d600), scale);
+    out[3] = hmul2(hfma2(d, 0x2c002c00, 0xd600d600), scale);
+}
+// Eight bytes, each 128 too high (0xe480 is -1152).
+__device__ __forceinline__ void bytes8(u32 lo, u32 hi, u32 scale, u32* out) {
+    const u32 magic = 0x64646464;
+    out[0] = hmul2(hadd2(__byte_perm(lo, magic, 0x4140), 0xe480e480), scale);
+    out[1] = hmul2(hadd2(__byte_perm(lo, magic, 0x4342), 0xe480e480), scale);
+    out[2] = hmul2(hadd2(__byte_perm(hi, magic, 0x4140), 0xe480e480), scale);
+    out[3] = hmul2(hadd2(__byte_perm(hi, magic, 0x4342), 0xe480e480), scale);
+}

@@ -1,0 +1,115 @@
+// Rows of a file's blocks to the tiles of layout.cuh, once at load. SOURCE (below) is defined by the caller.
+// Layout: a thread takes one piece of 32 columns; its reads are scattered, its writes are whole words.
+// Bytes: every weight once in and once out. Memory binds, far above what files deliver.
+enum { FROM_F32 = 0, FROM_F16 = 1, FROM_BF16 = 2, FROM_Q8_0 = 3, FROM_Q4_0 = 4, FROM_Q4_K = 5, FROM_Q5_K = 6, FROM_Q6_K = 7 };
+#define TO (SOURCE <= FROM_BF16 ? F16 : SOURCE - FROM_Q8_0 + Q8)
+#define BLOCK_BYTES (SOURCE == FROM_Q8_0 ? 34 : SOURCE == FROM_Q4_0 ? 18 : SOURCE == FROM_Q4_K ? 144 : SOURCE == FROM_Q5_K ? 176 : 210)
+
+__device__ __forceinline__ u16 load16(const u8* p) { return (u16)(p[0] | (p[1] << 8)); }
+__device__ __forceinline__ float value_at(const u8* row, u32 i) {
+    if (SOURCE == FROM_F32) return ((const float*)row)[i];
+    u16 v = ((const u16*)row)[i];
+    return SOURCE == FROM_F16 ? half_to_float(v) : bf16_to_float(v);
+}
+__device__ __forceinline__ u16 scaled(const u8* d, float norm) { return float_to_half(half_to_float(load16(d)) * norm); }
+
+// The largest magnitude that a scale (or a value of a float type) reaches, as the bits of a float. grid: any, 256 threads.
+extern "C" __global__ void bound(const u8* raw, u64 count, u32* out) {
+    float most = 0.0f;
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) {
+        float v;
+        if (SOURCE <= FROM_BF16) {
+            v = fabsf(value_at(raw, 0 + i));
+        } else {
+            const u8* b = raw + i * BLOCK_BYTES;
+            if (SOURCE == FROM_Q4_K || SOURCE == FROM_Q5_K)
+                v = fmaxf(fabsf(half_to_float(load16(b))) * 64.0f, fabsf(half_to_float(load16(b + 2))) * (64.0f / 1024.0f));
+            else if (SOURCE == FROM_Q6_K)
+                v = fabsf(half_to_float(load16(b + 208))) * 128.0f;
+            else
+                v = fabsf(half_to_float(load16(b)));
+        }
+        if (v > most && v < 3.0e38f) most = v;
+    }
+    most = warp_max(most);
+    if ((threadIdx.x & 31) == 0) atomicMax(out, __float_as_uint(most));
+}
+
+__device__ __forceinline__ int quant(const u8* b, u32 e) {
+    if (SOURCE == FROM_Q8_0) return (int)((i8)b[2 + e]) + 128;
+    if (SOURCE == FROM_Q4_0) return (b[2 + (e & 15)] >> (e < 16 ? 0 : 4)) & 15;
+    if (SOURCE == FROM_Q6_K) {
+        u32 half = e / 128, l = e % 32, part = e % 128 / 32;
+        int low = (b[half * 64 + l + (part & 1) * 32] >> (part >= 2 ? 4 : 0)) & 15;
+        return low | (((b[128 + half * 32 + l] >> (2 * part)) & 3) << 4);
+    }
+    int q = (b[(SOURCE == FROM_Q4_K ? 16 : 48) + e / 64 * 32 + (e & 31)] >> (e & 32 ? 4 : 0)) & 15;
+    if (SOURCE == FROM_Q5_K) q |= ((b[16 + (e & 31)] >> (e / 32)) & 1) << 4;
+    return q;
+}
+
+// grid: ceil(tiles * blocks * 128 / 256), 256 threads. Rows and columns beyond the matrix become zero.
+extern "C" __global__ void pack(const u8* raw, u64 row_bytes, u32 rows, u32 cols, float norm, u8* out) {
+    u32 blocks = (cols + 255) / 256;
+    u64 at = (u64)blockIdx.x * 256 + threadIdx.x, tile = at / 128 / blocks;
+    if (tile >= (rows + 15) / 16) return;
+    u32 piece = at % 128, block = at / 128 % blocks, r = piece >> 6, half = (piece >> 5) & 1, lane = piece & 31, g = lane >> 2, t = lane & 3;
+    u32 row = tile * 16 + r * 8 + g, first = block * 256 + half * 128 + t * 32;
+    u8* u = out + (tile * blocks + block) * tile_bytes(TO);
+    const u8* from = raw + (u64)row * row_bytes;
+    bool live = row < rows && first < cols;
+    if (TO == F16) {
+        for (int i = 0; i < 4; ++i) {
+            u16* to = (u16*)(u + (half * 2 + (i >> 1)) * 2048) + ((r * 2 + (i & 1)) * 32 + lane) * 8;
+            for (int k = 0; k < 8; ++k) to[k] = live ? float_to_half(value_at(from, first + i * 8 + k) * norm) : (u16)0;
+        }
+        return;
+    }
+    u8* head = u + head_at(TO);
+    const bool small = TO == Q8 || TO == Q4;
+    // A block of 32 is one piece; a block of 256 is a tile's row.
+    const u8* b = from + (u64)(small ? first / 32 : block) * BLOCK_BYTES;
+    u32 base = small ? 0 : half * 128 + t * 32;
+    if (TO == Q8) {
+        for (int i = 0; i < 4; ++i)
+            for (int k = 0; k < 8; ++k) u[((piece >> 5) * 2 + (i >> 1)) * 512 + lane * 16 + (i & 1) * 8 + k] = live ? quant(b, i * 8 + k) : 128;
+    } else {
+        u32 high[2] = {0, 0};
+        for (int i = 0; i < 4; ++i) {
+            u32 word = 0;
+            for (int k = 0; k < 8; ++k) {
+                u32 q = live ? quant(b, base + i * 8 + k) : 0;
+                word |= (q & 15) << (4 * nibble_of(k));
+                if (TO == Q5K) high[0] |= (q >> 4) << q5_bit(i, k);
+                if (TO == Q6K) high[i >> 1] |= (q >> 4) << q6_bit(i, k);
+            }
+            ((u32*)u)[piece * 4 + i] = word;
+        }
+        if (TO == Q5K) ((u32*)(u + 2048))[piece] = high[0];
+        if (TO == Q6K) ((uint2*)(u + 2048))[piece] = make_uint2(high[0], high[1]);
+    }
+    if (small) ((u16*)head)[lane * 4 + r * 2 + half] = live ? scaled(b, norm) : (u16)0;
+    if (TO == Q6K) {
+        for (int s = 0; s < 2; ++s) head[lane * 8 + (r * 2 + half) * 2 + s] = live ? (u8)((int)(i8)b[192 + base / 16 + s] + 128) : (u8)128;
+        if (half == 0 && t == 0) ((u16*)(u + Q6K_D))[row & 15] = live ? scaled(b + 208, norm) : (u16)0;
+    }
+    if ((TO == Q4K || TO == Q5K) && half == 0 && t == 0) {
+        u64 low = 0;
+        u32 last = 0;
+        for (int group = 0; group < 8 && live; ++group) {
+            const u8* s = b + 4;
+            u32 scale = group < 4 ? s[group] & 63 : (s[group + 4] & 15) | ((s[group - 4] >> 6) << 4);
+            u32 min = group < 4 ? s[group + 4] & 63 : (s[group + 4] >> 4) | ((s[group] >> 6) << 4);
+            u32 bits[2] = {24u * (group & 3) + 6u * (group >> 2), 24u * (group >> 1) + 12u + 6u * (group & 1)}, fields[2] = {scale, min};
+            for (int f = 0; f < 2; ++f) {
+                if (bits[f] < 64) low |= (u64)fields[f] << bits[f];
+                if (bits[f] + 6 > 64) last |= bits[f] >= 64 ? fields[f] << (bits[f] - 64) : fields[f] >> (64 - bits[f]);
+            }
+        }
+        u32* h = (u32*)(head + (row & 15) * 16);
+        h[0] = live ? (u32)scaled(b, norm) | ((u32)scaled(b + 2, norm) << 16) : 0;
+        h[1] = (u32)low;
+        h[2] = (u32)(low >> 32);
+        h[3] = last;
+    }
+}
