@@ -1,0 +1,76 @@
+// Packs golden blocks, reads them back, widens them, multiplies them: kernels/layout.cuh, pack.cu and project.cu against the golden
+// values. Arguments: blocks file, values file (f32), bytes a block, values a block.
+#include <fstream>
+
+static std::vector<u8> file(const char* name) {
+    std::ifstream in(name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+static int failures = 0;
+static void expect(bool ok, const char* what, double got, double want) {
+    if (ok) return;
+    if (++failures < 6) printf("%s: %g, and not %g\n", what, got, want);
+}
+
+int main(int, char** args) {
+    std::vector<u8> raw = file(args[1]), bytes = file(args[2]);
+    std::vector<float> values(bytes.size() / 4);
+    memcpy(values.data(), bytes.data(), bytes.size());
+    // Rows that are no whole number of tiles.
+    const u32 cols = atoi(args[4]) == 256 ? 512 : 96, rows = values.size() / cols;
+    const u64 row_bytes = (u64)cols / atoi(args[4]) * atoi(args[3]);
+    u32 bits = 0;
+    const u64 count = SOURCE <= 2 ? values.size() : values.size() / atoi(args[4]);
+    launch(2, 1, 0, [&] { if (threadIdx.x < 256) bound(raw.data(), count, &bits); });
+    float most = __uint_as_float(bits), norm = exp2f(floorf((TYPE == F16 ? 14 : 5) - log2f(most)));
+    const u32 tiles = (rows + 15) / 16, blocks = (cols + 255) / 256;
+    std::vector<uint4> packed((size_t)tiles * blocks * tile_bytes(TYPE) / 16);
+    launch((tiles * blocks * 128 + 255) / 256, 1, 0, [&] { if (threadIdx.x < 256) pack(raw.data(), row_bytes, rows, cols, norm, (u8*)packed.data()); });
+    const u8* w = (const u8*)packed.data();
+    for (u32 r = 0; r < rows; ++r)
+        for (u32 c = 0; c < cols; ++c) {
+            float got = weight(TYPE, w, cols, r, c) / norm, want = values[r * cols + c];
+            expect(fabsf(got - want) <= 2e-3f * fabsf(want) + most * 1e-5f, "weight", got, want);
+        }
+    std::vector<uint4> wide((size_t)rows * cols / 8);
+    launch((tiles * blocks * 128 + 255) / 256, 1, 0, [&] { if (threadIdx.x < 256) widen(w, rows, cols, (u16*)wide.data()); });
+    for (u32 i = 0; i < rows * cols; ++i) {
+        float got = half_to_float(((u16*)wide.data())[i]) / norm;
+        expect(fabsf(got - values[i]) <= 2e-3f * fabsf(values[i]) + most * 0.01f, "widen", got, values[i]);
+    }
+    srand(7);
+    std::vector<uint4> x(16 * cols / 8);
+    for (u32 i = 0; i < 16 * cols; ++i) ((u16*)x.data())[i] = float_to_half((float)(rand() % 2001 - 1000) / 700.0f);
+    for (int slices = 1; slices <= (blocks > 1 ? 2 : 1); ++slices)
+        for (u32 grid = 1; grid <= (tiles < 3 ? tiles : 3); ++grid)
+            for (int n = COLUMNS; n >= (COLUMNS + 1) / 2; n -= 3) {
+                const u32 most_blocks = (blocks + slices - 1) / slices, planes = slices == 1 ? 2 : slices;
+                const u32 shared = WARPS * STAGES * PART_BYTES + COLUMNS * (2 * WARPS * 64 + 64 + 16) + 32 * 12 + most_blocks * COLUMNS * (512 + 16);
+                std::vector<float> out((size_t)planes * n * rows, -1e30f);
+                // Two segments when the rows allow it.
+                Product a{};
+                u32 first = rows > 16 ? 16 : rows;
+                a.seg[0] = {w, out.data(), (u64)n * rows, (int)first, (int)((first + 15) / 16), (int)rows, 1.0f / norm};
+                a.segments = 1;
+                if (first < rows) {
+                    u64 at = (u64)blocks * tile_bytes(TYPE);
+                    a.seg[1] = {w + at, out.data() + first, (u64)n * rows, (int)(rows - first), (int)((rows - first + 15) / 16), (int)rows, 1.0f / norm};
+                    a.segments = 2;
+                }
+                a.tiles = tiles; a.cols = cols; a.n = n; a.slices = slices; a.masks = {0x000f000f, 0x00f000f0};
+                launch(grid, slices, shared, [&] { project(a, (const u16*)x.data(), cols); });
+                for (int c = 0; c < n; ++c)
+                    for (u32 r = 0; r < rows; ++r) {
+                        double want = 0, size = 0, got = 0;
+                        for (u32 i = 0; i < cols; ++i) {
+                            double v = (double)values[r * cols + i] * half_to_float(((u16*)x.data())[c * cols + i]);
+                            want += v;
+                            size += fabs(v);
+                        }
+                        for (u32 p = 0; p < planes; ++p) got += out[((u64)p * n + c) * rows + r];
+                        expect(fabs(got - want) <= 1.5e-3 * size + most * 1e-3, "product", got, want);
+                    }
+            }
+    printf("type %d, %d columns: %u x %u, %d failures\n", TYPE, COLUMNS, rows, cols, failures);
+    return failures != 0;
+}
