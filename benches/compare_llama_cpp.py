@@ -2,12 +2,14 @@
 """muser beside llama.cpp on one GGUF, in interleaved pairs; prints medians and ratios.
 
 usage: compare_llama_cpp.py MODEL.gguf [--muser PATH] [--llama-bench PATH] [--threads 2] [--pairs 5]
-                            [--decode 16] [--prefill 512] [--depth 0]
+                            [--decode 16] [--prefill 512] [--groups 4,5,8,16] [--depth 0]
 
-llama-bench is taken from --llama-bench, else from PATH, else built from the source that the PyPI package
-llama-cpp-python carries (needs pip, cmake and a C++ compiler; a few minutes; kept in --build).
+0 (or an empty list) leaves a part out. llama-bench is taken from --llama-bench, else from PATH, else built from the
+source that the PyPI package llama-cpp-python carries (needs pip, cmake and a C++ compiler; minutes; kept in --build).
 synthetic_gguf.py beside this file writes a model of the release's width with any number of layers.
-Machines are shared and their memory's speed moves: only ratios within a pair mean anything.
+
+Machines are shared and their memory's speed moves, so only ratios within a pair mean anything. What the machine could
+do (bytes read and 8-bit operations a second, as `muser bench` measures them in each of its runs) stands beside them.
 """
 import argparse, json, pathlib, shutil, statistics, subprocess, sys, tarfile
 
@@ -21,6 +23,7 @@ p.add_argument("--threads", type=int, default=2)
 p.add_argument("--pairs", type=int, default=5)
 p.add_argument("--decode", type=int, default=16)
 p.add_argument("--prefill", type=int, default=512)
+p.add_argument("--groups", default="4,5,8,16")
 p.add_argument("--depth", type=int, default=0)
 a = p.parse_args()
 
@@ -44,43 +47,64 @@ def build():
     return str(bench)
 
 
-def muser(prefill, decode):
-    out = subprocess.run([a.muser, "bench", "-m", a.model, "--prefill", str(prefill), "--decode", str(decode),
-                          "--depth", str(a.depth), "--threads", str(a.threads), "--json"],
-                         check=True, capture_output=True, text=True).stdout
-    return json.loads(out)
+def output(*command):
+    run = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    if run.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{run.stderr}")
+    return json.loads(run.stdout)
 
 
-def llama(prefill, decode, repack=1):
-    out = subprocess.run([a.llama_bench, "-m", a.model, "-t", str(a.threads), "-p", str(prefill), "-n", str(decode),
-                          "-d", str(a.depth), "-r", "1", "--repack", str(repack), "-o", "json"],
-                         check=True, capture_output=True, text=True).stdout
-    return json.loads(out)[0]["avg_ts"]
+def muser(prefill=0, decode=0, groups=""):
+    more = ["--groups", groups] if groups else []
+    return output(a.muser, "bench", "-m", a.model, "--prefill", prefill, "--decode", decode, "--depth", a.depth,
+                  "--threads", a.threads, "--repeat", 3, "--json", *more)
 
 
-def report(what, ours, theirs):
-    ratio = statistics.median(o / t for o, t in zip(ours, theirs))
-    print(f"{what:28} muser {statistics.median(ours):8.2f} tok/s   llama.cpp {statistics.median(theirs):8.2f} tok/s"
-          f"   median ratio {ratio:.2f}", flush=True)
+def llama(prefill=0, decode=0, repack=1):
+    # A full cache in f16 and its own choice of flash attention: llama.cpp's defaults.
+    return output(a.llama_bench, "-m", a.model, "-t", a.threads, "-p", prefill, "-n", decode, "-d", a.depth,
+                  "-r", 2, "--repack", repack, "-o", "json")[0]["avg_ts"]
+
+
+def spread(values, digits=2):
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def limit(runs, key, unit, share):
+    of = [run[share] for run in runs]
+    print(f"  limit in the same runs: {spread([run[key] for run in runs])} {unit}; muser's share {spread(of)}")
+
+
+def compare(what, runs, key, baselines):
+    ours = [run[key] for run in runs]
+    print(f"{what}: muser {spread(ours)} tok/s")
+    for name, theirs in baselines.items():
+        print(f"  llama.cpp{name} {spread(theirs)} tok/s; ratio {spread([o / t for o, t in zip(ours, theirs)])}")
 
 
 a.llama_bench = a.llama_bench or build()
-pairs = range(a.pairs)
-ours, theirs, shares = [], [], []
-for _ in pairs:
-    run = muser(0, a.decode)
-    ours.append(run["decode_tok_s"])
-    shares.append((run.get("read_gb_s"), run.get("decode_gb_s")))
-    theirs.append(llama(0, a.decode))
-report(f"decode, depth {a.depth}", ours, theirs)
-known = [(read, got) for read, got in shares if read and got]
-if known:
-    print(f"{'':28} share of the read bandwidth of the same minute: "
-          f"{100 * statistics.median(got / read for read, got in known):.0f} %")
-ours, default, plain = [], [], []
-for _ in pairs:
-    ours.append(muser(a.prefill, 0)["prefill_tok_s"])
-    default.append(llama(a.prefill, 0))
-    plain.append(llama(a.prefill, 0, repack=0))
-report(f"prefill {a.prefill}", ours, default)
-report(f"prefill {a.prefill}, --no-repack", ours, plain)
+print(f"{a.model}, {a.threads} threads, {a.pairs} pairs: medians (least to most)", flush=True)
+if a.decode:
+    runs, theirs = [], {"": [], " --repack 0": []}
+    for _ in range(a.pairs):
+        runs.append(muser(decode=a.decode))
+        theirs[""].append(llama(decode=a.decode))
+        theirs[" --repack 0"].append(llama(decode=a.decode, repack=0))
+    compare(f"decode at depth {a.depth}", runs, "decode_tok_s", theirs)
+    limit(runs, "read_gb_s", "GB/s", "decode_share")
+    print(f"  loading: {spread([run['weight_bytes'] / run['load_seconds'] / 1e9 for run in runs])} GB/s", flush=True)
+if a.prefill:
+    runs, theirs = [], {"": [], " --repack 0": []}
+    for _ in range(a.pairs):
+        runs.append(muser(prefill=a.prefill))
+        theirs[""].append(llama(prefill=a.prefill))
+        theirs[" --repack 0"].append(llama(prefill=a.prefill, repack=0))
+    compare(f"prefill of {a.prefill} at depth {a.depth}", runs, "prefill_tok_s", theirs)
+    limit(runs, "peak_tops", "Top/s", "prefill_share")
+    sys.stdout.flush()
+if a.groups:
+    runs = [muser(decode=a.decode or 16, groups=a.groups) for _ in range(a.pairs)]
+    for i, size in enumerate(a.groups.split(",")):
+        steps = [run["groups"][i]["steps_of_one"] for run in runs]
+        print(f"group of {size}: {spread(steps)} times the step of one row")
+    limit(runs, "read_gb_s", "GB/s", "decode_share")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Write a synthetic Muse Glimmer GGUF (random weights, exact geometry) for side-by-side benchmarks.
 
-usage: synthetic_gguf.py OUT [--layers 52] [--vocab 202048] [--quant q4_k_m|q4_k|q8_0|f16] [--seed 1]
-Needs the 'gguf' Python package. Blocks are random but have sane scales, so activations stay finite.
+usage: synthetic_gguf.py OUT [--layers 52] [--vocab 202048] [--quant q4_k_m] [--seed 1]
+Mixes: q4_k_m, q5_k_m (Q6_K for the head and, in about half of the layers, for ffn_down and attn_v); every other name
+is one type for all matrices: q4_k, q5_k, q6_k, q8_0, iq4_xs, iq3_xxs, q3_k, f16. Needs the 'gguf' Python package. Blocks are random but have sane scales, so activations stay finite.
 """
 import argparse, numpy as np
 import gguf
@@ -27,10 +28,11 @@ def block_bytes(t, n_in):
     if key in POOL: return POOL[key]
     n = 1 << 16
     s = 1.0 / np.sqrt(n_in)
-    if t == T.Q4_K:   # d, dmin f16; 12 scale bytes; 128 quant bytes
-        b = rng.integers(0, 256, (n, 144), dtype=np.uint8)
-        d = np.full(n, s / (32 * 4.6)); b[:, 0:2] = f16(d).reshape(n, 2)
-        b[:, 2:4] = f16(d * 7.5).reshape(n, 2)
+    if t in (T.Q4_K, T.Q5_K):   # d, dmin f16; 12 scale bytes; codes
+        size, spread, centre = (144, 4.6, 7.5) if t == T.Q4_K else (176, 9.2, 15.5)
+        b = rng.integers(0, 256, (n, size), dtype=np.uint8)
+        d = np.full(n, s / (32 * spread)); b[:, 0:2] = f16(d).reshape(n, 2)
+        b[:, 2:4] = f16(d * centre).reshape(n, 2)
         sc = rng.integers(24, 40, (n, 8), dtype=np.uint8)   # equal scale and min keep the mean near zero
         b[:, 4:16] = 0
         for j in range(4):
@@ -46,6 +48,10 @@ def block_bytes(t, n_in):
         b[:, 0:2] = f16(np.full(n, s / 74)).reshape(n, 2)
     elif t == T.F16:
         b = (rng.standard_normal((n, 16)) * s).astype(np.float16).view(np.uint8)
+    elif t in (T.IQ4_XS, T.IQ3_XXS, T.Q3_K):  # random codes and scales are all valid; d f16, last in Q3_K
+        size, at, spread = {T.IQ4_XS: (136, 0, 1100), T.IQ3_XXS: (98, 0, 130), T.Q3_K: (110, 108, 42)}[t]
+        b = rng.integers(0, 256, (n, size), dtype=np.uint8)
+        b[:, at:at + 2] = f16(np.full(n, s / spread)).reshape(n, 2)
     else: raise SystemExit(f"no pool for {t}")
     POOL[key] = b
     return b
@@ -72,9 +78,9 @@ w.add_sliding_window(2048)
 w.add_sliding_window_pattern([(a.layers - 1 - i) % 4 != 0 for i in range(a.layers)])
 
 def more_bits(i): n = a.layers; return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
-base = {"q4_k_m": T.Q4_K, "q4_k": T.Q4_K, "q8_0": T.Q8_0, "f16": T.F16}[a.quant]
+base = T[a.quant.removesuffix("_m").upper()]
 def pick(name, i):
-    if a.quant == "q4_k_m" and (name in ("ffn_down", "attn_v") and more_bits(i) or name == "output"): return T.Q6_K
+    if a.quant.endswith("_m") and (name in ("ffn_down", "attn_v") and more_bits(i) or name == "output"): return T.Q6_K
     return base
 def add(name, t, n_out, n_in):
     d = tensor(t, n_out, n_in)

@@ -1,7 +1,8 @@
 //! Activations as the weight kernels want them: columns (rows of the batch) side by side in tiles, quantised.
 //!
 //! Types of 256-column blocks meet signed bytes with one float scale for 256 columns; types of 32-column blocks, one
-//! for 32; float types meet floats. Sums of the bytes come along: they take off the offsets of unsigned codes.
+//! for 32; float types meet floats. Sums of the bytes come along, times minus the offset of the unsigned codes that meet
+//! them: a sum of products begins there.
 
 use crate::isa::Isa;
 use crate::plain::Plain;
@@ -30,10 +31,10 @@ pub struct Block256<const NC: usize> {
     pub sums_high: [[i32; NC]; 2],
     /// See `sums_high`.
     pub sums_low: [[i32; NC]; 2],
-    /// Minus the sums of 16 values.
-    pub negative16: [[i32; NC]; 16],
-    /// Minus the sums of 32 values.
-    pub negative32: [[i32; NC]; 8],
+    /// Minus 32 times the sums of 16 values.
+    pub start16: [[i32; NC]; 16],
+    /// Minus 128 times the sums of 32 values.
+    pub start32: [[i32; NC]; 8],
     /// Value of a byte's step.
     pub scale: [f32; NC],
 }
@@ -46,10 +47,10 @@ unsafe impl<const NC: usize> Plain for Block256<NC> {}
 pub struct Block32<const NC: usize> {
     /// Four signed bytes each.
     pub q: [[i32; NC]; 8],
-    /// Minus the sums of 16 values.
-    pub negative16: [[i32; NC]; 2],
-    /// Minus the sum.
-    pub negative32: [i32; NC],
+    /// Minus 128 times the sums of 16 values.
+    pub start16: [[i32; NC]; 2],
+    /// Minus 128 times the sum.
+    pub start32: [i32; NC],
     /// Value of a byte's step.
     pub scale: [f32; NC],
 }
@@ -210,10 +211,10 @@ impl Kernel for Quantise<'_> {
                         put(66 + t, i32::from_le_bytes(low));
                     }
                     for (g, sum) in sums.iter().enumerate() {
-                        put(68 + g, -sum);
+                        put(68 + g, -32 * sum);
                     }
                     for g in 0..8 {
-                        put(84 + g, -(sums[2 * g] + sums[2 * g + 1]));
+                        put(84 + g, -128 * (sums[2 * g] + sums[2 * g + 1]));
                     }
                     put(92, scale.to_bits() as i32);
                 }
@@ -225,9 +226,9 @@ impl Kernel for Quantise<'_> {
                     for (i, q) in q.as_chunks::<4>().0.iter().enumerate() {
                         put(i, i32::from_le_bytes(q.map(|v| v as u8)));
                     }
-                    put(8, -sums[0]);
-                    put(9, -sums[1]);
-                    put(10, -(sums[0] + sums[1]));
+                    put(8, -128 * sums[0]);
+                    put(9, -128 * sums[1]);
+                    put(10, -128 * (sums[0] + sums[1]));
                     put(11, scale.to_bits() as i32);
                 }
                 Scales::Float => {

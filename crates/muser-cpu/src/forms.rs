@@ -45,7 +45,7 @@ pub trait Form: 'static {
     const SCALES: Scales;
     /// Packs the file blocks of 16 rows (bytes that stand for `COLS` columns each; fewer at a row's end for floats).
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Self::Block);
-    /// Adds the block's part of the dot products to `acc`; prefetches what lies `ahead` bytes (wrapping) from each load.
+    /// Adds the block's part of the dot products to `acc`; asks for what lies `ahead` bytes after each load.
     fn multiply<S: Simd, const NC: usize>(
         s: S,
         w: &Self::Block,
@@ -169,19 +169,19 @@ impl FormKind {
 /// (measured on Zen 4: 256 bytes give 0 to 15 % over none, 1,024 lose as much).
 pub const NEAR: usize = 256;
 
-/// Sums that begin at `negative_sum << shift` in every column. (A plain loop: `array::map` of wide values is not inlined.)
+/// Sums that begin at `start` in every column. (A plain loop: `array::map` of wide values is not inlined.)
 #[inline(always)]
-fn starts<S: Simd, const NC: usize>(s: S, negative_sums: &[i32; NC], shift: u32) -> [S::I; NC] {
+fn starts<S: Simd, const NC: usize>(s: S, start: &[i32; NC]) -> [S::I; NC] {
     let mut part = [s.splat_i(0); NC];
-    part.iter_mut().zip(negative_sums).for_each(|(part, sum)| *part = s.shl_i(s.splat_i(*sum), shift));
+    part.iter_mut().zip(start).for_each(|(part, start)| *part = s.splat_i(*start));
     part
 }
 
 /// Sums of [`dots_wide`] at their beginning.
 #[inline(always)]
-fn starts_wide<S: Simd, const NC: usize>(s: S, negative_sums: &[i32; NC]) -> [S::I; NC] {
+fn starts_wide<S: Simd, const NC: usize>(s: S, start: &[i32; NC]) -> [S::I; NC] {
     let mut part = [s.splat_i(0); NC];
-    part.iter_mut().zip(negative_sums).for_each(|(part, sum)| *part = s.start_wide(*sum));
+    part.iter_mut().zip(start).for_each(|(part, start)| *part = s.start_wide(*start));
     part
 }
 
@@ -200,26 +200,19 @@ fn dots_wide<S: Simd, const NC: usize>(s: S, part: &mut [S::I; NC], w: S::B, x: 
 /// `total += part * scale` in every column. In floats: on Zen 4 conversion and multiply-add leave the dot units more
 /// time than an integer product and sum.
 #[inline(always)]
-fn add_scaled<S: Simd, const NC: usize>(s: S, total: &mut [S::F; NC], part: &[S::I; NC], scale: S::I) {
-    let scale = s.to_f(scale);
+fn add_scaled<S: Simd, const NC: usize>(s: S, total: &mut [S::F; NC], part: &[S::I; NC], scale: S::F) {
     total.iter_mut().zip(part).for_each(|(total, part)| *total = s.fma(s.to_f(*part), scale, *total));
 }
 
-/// `acc += total * (d * x)` in every column; `x` is the activations' step.
+/// `acc += total * x` in every column; `x` is the activations' step.
 #[inline(always)]
-fn add_floats<S: Simd, const NC: usize>(
-    s: S,
-    acc: &mut [S::F; NC],
-    total: &[S::F; NC],
-    d: S::F,
-    x: &[f32; NC],
-) {
+fn add_floats<S: Simd, const NC: usize>(s: S, acc: &mut [S::F; NC], total: &[S::F; NC], x: &[f32; NC]) {
     for ((acc, total), x) in acc.iter_mut().zip(total).zip(x) {
-        *acc = s.fma(*total, s.mul_f(d, s.splat_f(*x)), *acc);
+        *acc = s.fma(*total, s.splat_f(*x), *acc);
     }
 }
 
-/// [`add_floats`] of integer totals.
+/// `acc += total * (d * x)` in every column.
 #[inline(always)]
 fn add_ints<S: Simd, const NC: usize>(
     s: S,

@@ -1,10 +1,14 @@
 //! What the machine's memory and its dot units can do now: the limits beside which speeds are printed.
 
+use crate::activations::Prepared;
 use crate::arena::Arena;
+use crate::forms::{FormKind, table};
 use crate::isa::Isa;
+use crate::kernels::matmul::{Out, PANELS, Piece, multiply};
 use crate::plain::view;
 use crate::pool::Pool;
-use crate::simd::{Kernel, Simd, dispatch};
+use crate::simd::{Kernel, LANES, Simd, dispatch};
+use muser_format::DType;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -43,6 +47,37 @@ pub fn int8_peak(threads: usize) -> f64 {
     };
     best(run)
 }
+
+/// Multiplications and additions a second that one thread does in a type's kernel for `columns` columns, with weights in
+/// the second-level cache: four panels of `cols` columns.
+pub fn kernel(isa: Isa, dtype: DType, columns: usize, cols: usize) -> f64 {
+    let Ok(pool) = Pool::new(1) else { return 0.0 };
+    let form = FormKind::of(dtype);
+    let panels = vec![0i32; PANELS * form.panel_bytes(cols) / 4];
+    let panels = view::<u8, i32>(&panels);
+    let mut x = Prepared::default();
+    let picks: Vec<usize> = (0..columns).collect();
+    x.fill(&pool, isa, &vec![1.0; columns * cols], cols, &picks, &[form.scales()]);
+    let (table, blocks) = (table(dtype), cols.div_ceil(form.cols()));
+    let mut out = Out::default();
+    let run = || {
+        let start = Instant::now();
+        for _ in 0..ROUNDS_OF_A_KERNEL {
+            for tile in &x.tiles {
+                let words = black_box(x.tile(form.scales(), tile));
+                let piece = Piece { panels, form, table: &table, blocks, run: 0..blocks };
+                multiply(isa, piece, tile.width, words, &mut out);
+                black_box(&mut out);
+            }
+        }
+        let operations = 2 * PANELS * LANES * cols * columns * ROUNDS_OF_A_KERNEL;
+        operations as f64 / start.elapsed().as_secs_f64()
+    };
+    best(run)
+}
+
+/// Repetitions of a kernel between two looks at the clock.
+const ROUNDS_OF_A_KERNEL: usize = 8;
 
 fn best(mut run: impl FnMut() -> f64) -> f64 {
     let start = Instant::now();

@@ -25,6 +25,8 @@ pub trait Simd: Copy + Send + Sync {
 
     /// Loads 64 bytes of weights, and asks for those `ahead` bytes later.
     fn load_b(self, from: &[u8; 64], ahead: usize) -> Self::B;
+    /// Asks for the bytes that stand `ahead` bytes after `at`.
+    fn fetch<T: ?Sized>(self, at: &T, ahead: usize);
     /// A table of 16 bytes, for [`Simd::lookup`].
     fn table(self, entries: &[u8; 16]) -> Self::B;
     /// `table[index]` for each byte; indices are below 16.
@@ -35,6 +37,8 @@ pub trait Simd: Copy + Send + Sync {
     fn shr_b(self, a: Self::B, n: u32) -> Self::B;
     /// Bytes shifted left; bits may come in from a neighbouring byte, so the caller masks.
     fn shl_b(self, a: Self::B, n: u32) -> Self::B;
+    /// Bits of `a` where `mask` has them, else of `b`.
+    fn select(self, a: Self::B, b: Self::B, mask: u8) -> Self::B;
     /// `low | (high & mask)`.
     fn or_masked(self, low: Self::B, high: Self::B, mask: u8) -> Self::B;
 
@@ -55,8 +59,8 @@ pub trait Simd: Copy + Send + Sync {
     fn dot(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// Like [`Simd::dot`] for bytes that stand 128 above their meaning. The accumulator begins as [`Simd::start_wide`].
     fn dot_wide(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
-    /// Where a sum of [`Simd::dot_wide`] begins; `negative_sum` is minus the sum of all x that it will see.
-    fn start_wide(self, negative_sum: i32) -> Self::I;
+    /// Where a sum of [`Simd::dot_wide`] begins; `start` is minus 128 times the sum of all x that it will see.
+    fn start_wide(self, start: i32) -> Self::I;
 
     /// All lanes `v`.
     fn splat_f(self, v: f32) -> Self::F;

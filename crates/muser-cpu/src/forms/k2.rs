@@ -71,8 +71,10 @@ impl Form for K2 {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
+        s.fetch(&w.d, ahead);
+        s.fetch(&w.scales, ahead);
         let mut total = [s.splat_f(0.0); NC];
-        // Minus the minima's part: the sums are stored negated.
+        // Minus 32 times the minima's part, as the sums are stored.
         let mut low = [s.splat_i(0); NC];
         for g in 0..16 {
             let mut part = [s.splat_i(0); NC];
@@ -88,10 +90,10 @@ impl Form for K2 {
             let (scale, min) = (s.to_f(s.widen_u8(&scale)), s.widen_u8(&min));
             for c in 0..NC {
                 total[c] = s.fma(s.to_f(part[c]), scale, total[c]);
-                low[c] = s.add_i(low[c], s.mul_i(min, s.splat_i(x.negative16[g][c])));
+                low[c] = s.add_i(low[c], s.mul_i(min, s.splat_i(x.start16[g][c])));
             }
         }
-        let (d, dmin) = (s.half(&w.d), s.half(&w.dmin));
+        let (d, dmin) = (s.half(&w.d), s.mul_f(s.half(&w.dmin), s.splat_f(1.0 / 32.0)));
         for c in 0..NC {
             let scale = s.splat_f(x.scale[c]);
             acc[c] = s.fma(total[c], s.mul_f(d, scale), acc[c]);

@@ -2,14 +2,14 @@
 //! `d * scale * value`. A block is 256 columns of 16 rows in 1,856 bytes (Q3_K's file has 1,760):
 //!
 //! ```text
-//! 8 groups: high [64]: bit b of byte 4 row + j = third bit of column 4b + j
-//!           low  [2][64]: bits 2t of byte 4 row + j of part i = low bits of column 16i + 4t + j
+//! 8 groups: codes [3][64]: byte 4 row + j of part i = column 4i + j | column 12 + 4i + j << 3 | top bits; these are the
+//!           low two bits of column 24 + j, the low two of column 28 + j, and the third bits of both
 //! scales [16 groups of 16][16 rows] signed
 //! d      [16] float, with the format's power of two in it
 //! ```
 //! Table entries stand 64 above their meaning, so that they are unsigned and below 128.
 
-use super::unpack::{Codes, interleave1, interleave2};
+use super::unpack::Codes;
 use super::{Form, add_floats, add_scaled, dots, starts};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
@@ -19,21 +19,13 @@ use muser_format::DType;
 /// Three-bit codes.
 pub struct K3;
 
-/// 32 columns.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Group {
-    high: [u8; 64],
-    low: [[u8; 64]; 2],
-}
-
 /// See the file's head.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block {
     d: [f32; 16],
     scales: [[u8; 16]; 16],
-    groups: [Group; 8],
+    codes: [[[u8; 64]; 3]; 8],
 }
 // SAFETY: bytes, then floats at an offset that is a multiple of four; no padding.
 unsafe impl Plain for Block {}
@@ -48,9 +40,14 @@ impl Form for K3 {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             let codes = Codes::read(dtype, row);
-            for (group, q) in block.groups.iter_mut().zip(codes.q.as_chunks::<32>().0) {
-                interleave2(&mut group.low, r, |k| q[k] & 3);
-                interleave1(&mut group.high, r, |k| q[k] >> 2);
+            for (group, q) in block.codes.iter_mut().zip(codes.q.as_chunks::<32>().0) {
+                for j in 0..4 {
+                    let (a, b) = (q[24 + j], q[28 + j]);
+                    let top = [a & 3, b & 3, a >> 2 | b >> 2 << 1];
+                    for (i, part) in group.iter_mut().enumerate() {
+                        part[4 * r + j] = q[4 * i + j] | q[12 + 4 * i + j] << 3 | top[i] << 6;
+                    }
+                }
             }
             for g in 0..16 {
                 block.scales[g][r] = codes.scale[g] as u8;
@@ -68,26 +65,27 @@ impl Form for K3 {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
+        s.fetch(&w.d, ahead);
+        s.fetch(&w.scales, ahead);
+        let d = s.load_f(&w.d);
         let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
-            let third = s.load_b(&w.groups[g].high, ahead);
+            let parts = [0, 1, 2].map(|i| s.load_b(&w.codes[g][i], ahead));
+            let low = parts.map(|p| s.and_b(p, 7));
+            let middle = parts.map(|p| s.and_b(s.shr_b(p, 3), 7));
+            let top = [(0, 4), (1, 5)]
+                .map(|(i, n)| s.and_b(s.select(s.shr_b(parts[i], 6), s.shr_b(parts[2], n), 3), 7));
+            let codes = [low[0], low[1], low[2], middle[0], middle[1], middle[2], top[0], top[1]];
             for half in 0..2 {
-                let mut part = starts(s, &x.negative16[2 * g + half], 6);
-                let low = s.load_b(&w.groups[g].low[half], ahead);
-                for t in 0..4 {
-                    // Bit b goes to place 2.
-                    let b = 4 * half + t;
-                    let bit =
-                        if b <= 2 { s.shl_b(third, 2 - b as u32) } else { s.shr_b(third, b as u32 - 2) };
-                    let code = s.or_masked(s.and_b(s.shr_b(low, 2 * t as u32), 3), bit, 4);
-                    let value = s.lookup(table, code);
-                    dots(s, &mut part, value, &x.q[8 * g + b]);
+                let mut part = starts(s, &x.start16[2 * g + half]);
+                part.iter_mut().for_each(|part| *part = s.add_i(*part, *part));
+                for i in 4 * half..4 * half + 4 {
+                    dots(s, &mut part, s.lookup(table, codes[i]), &x.q[8 * g + i]);
                 }
-                let scale = s.widen_i8(&w.scales[2 * g + half]);
+                let scale = s.mul_f(d, s.to_f(s.widen_i8(&w.scales[2 * g + half])));
                 add_scaled(s, &mut total, &part, scale);
             }
         }
-        let d = s.load_f(&w.d);
-        add_floats(s, acc, &total, d, &x.scale);
+        add_floats(s, acc, &total, &x.scale);
     }
 }

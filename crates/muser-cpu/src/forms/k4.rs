@@ -80,19 +80,24 @@ impl Header {
         unpack_six(&self.scale_low, &self.scale_high)
     }
 
-    /// Subtracts the minima's part and adds `total` (scale times code times x), both scaled.
+    /// Scale of a group.
+    #[inline(always)]
+    pub fn scale<S: Simd>(&self, s: S, scales: &[[u8; 32]; 4], g: usize) -> S::F {
+        s.mul_f(s.half(&self.d), s.to_f(s.widen_u8(&scales[g / 2].as_chunks::<16>().0[g % 2])))
+    }
+
+    /// Adds `total` (scale times code times x) less the minima's part, times the activations' step.
     #[inline(always)]
     pub fn finish<S: Simd, const NC: usize>(
         &self,
         s: S,
-        total: &[S::F; NC],
+        total: &mut [S::F; NC],
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
         let mins = unpack_six(&self.min_low, &self.min_high);
         let mins = [s.load_b(&join(&mins[0], &mins[1]), 0), s.load_b(&join(&mins[2], &mins[3]), 0)];
-        let (d, dmin) = (s.half(&self.d), s.half(&self.dmin));
-        add_floats(s, acc, total, d, &x.scale);
+        let dmin = s.mul_f(s.half(&self.dmin), s.splat_f(-1.0));
         for c in 0..NC {
             // Sums of x as 32 * high + low: both fit a byte.
             let mut high = s.splat_i(0);
@@ -102,8 +107,9 @@ impl Header {
                 low = s.dot(low, mins[q], x.sums_low[q][c]);
             }
             let sum = s.add_i(s.shl_i(high, 5), low);
-            acc[c] = s.fma(s.to_f(sum), s.mul_f(dmin, s.splat_f(-x.scale[c])), acc[c]);
+            total[c] = s.fma(s.to_f(sum), dmin, total[c]);
         }
+        add_floats(s, acc, total, &x.scale);
     }
 }
 
@@ -152,6 +158,7 @@ impl Form for K4 {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
+        s.fetch(&w.header, ahead);
         let scales = w.header.scales();
         let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
@@ -162,9 +169,8 @@ impl Form for K4 {
                 dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
                 dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
             }
-            let scale = s.widen_u8(&scales[g / 2].as_chunks::<16>().0[g % 2]);
-            add_scaled(s, &mut total, &part, scale);
+            add_scaled(s, &mut total, &part, w.header.scale(s, &scales, g));
         }
-        w.header.finish(s, &total, x, acc);
+        w.header.finish(s, &mut total, x, acc);
     }
 }

@@ -62,6 +62,7 @@ impl Form for K5 {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
+        s.fetch(&w.header, ahead);
         let scales = w.header.scales();
         let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
@@ -78,9 +79,8 @@ impl Form for K5 {
                 dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
                 dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
             }
-            let scale = s.widen_u8(&scales[g / 2].as_chunks::<16>().0[g % 2]);
-            add_scaled(s, &mut total, &part, scale);
+            add_scaled(s, &mut total, &part, w.header.scale(s, &scales, g));
         }
-        w.header.finish(s, &total, x, acc);
+        w.header.finish(s, &mut total, x, acc);
     }
 }

@@ -58,9 +58,12 @@ impl Form for Lut4 {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
+        s.fetch(&w.d, ahead);
+        s.fetch(&w.scales, ahead);
+        let d = s.load_f(&w.d);
         let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
-            let mut part = starts_wide(s, &x.negative32[g]);
+            let mut part = starts_wide(s, &x.start32[g]);
             for i in 0..4 {
                 let both = s.load_b(&w.codes[g][i], ahead);
                 let low = s.lookup(table, s.and_b(both, 15));
@@ -68,10 +71,9 @@ impl Form for Lut4 {
                 dots_wide(s, &mut part, low, &x.q[8 * g + 2 * i]);
                 dots_wide(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
             }
-            let scale = s.widen_i8(&w.scales[g]);
+            let scale = s.mul_f(d, s.to_f(s.widen_i8(&w.scales[g])));
             add_scaled(s, &mut total, &part, scale);
         }
-        let d = s.load_f(&w.d);
-        add_floats(s, acc, &total, d, &x.scale);
+        add_floats(s, acc, &total, &x.scale);
     }
 }

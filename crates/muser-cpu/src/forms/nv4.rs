@@ -71,7 +71,7 @@ impl Form for Nv4 {
         let unit = s.splat_f(f32::from_bits((127 + 119) << 23));
         for (g, x) in x.iter().enumerate() {
             for half in 0..2 {
-                let mut part = starts_wide(s, &x.negative16[half]);
+                let mut part = starts_wide(s, &x.start16[half]);
                 for i in 0..2 {
                     let both = s.load_b(&w.codes[g][2 * half + i], ahead);
                     let low = s.lookup(table, s.and_b(both, 15));

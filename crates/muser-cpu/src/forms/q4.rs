@@ -65,7 +65,7 @@ pub fn codes_dot<S: Simd, const NC: usize>(
     x: &Block32<NC>,
     ahead: usize,
 ) -> [S::I; NC] {
-    let mut part = starts_wide(s, &x.negative32);
+    let mut part = starts_wide(s, &x.start32);
     for (i, both) in codes.iter().enumerate() {
         let both = s.load_b(both, ahead);
         let low = s.lookup(table, s.and_b(both, 15));

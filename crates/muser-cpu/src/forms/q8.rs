@@ -62,7 +62,7 @@ impl Form for Q8 {
         x: &Block32<NC>,
         acc: &mut [S::F; NC],
     ) {
-        let mut part = starts_wide(s, &x.negative32);
+        let mut part = starts_wide(s, &x.start32);
         for i in 0..8 {
             let q = s.load_b(&w.codes[i], ahead);
             dots_wide(s, &mut part, q, &x.q[i]);
@@ -103,7 +103,7 @@ impl Form for Q8M {
         let (d, m) = (s.half(&w.d), s.half(&w.m));
         for c in 0..NC {
             acc[c] = s.fma(s.to_f(part[c]), s.mul_f(d, s.splat_f(x.scale[c])), acc[c]);
-            acc[c] = s.fma(m, s.splat_f(-(x.negative32[c] as f32) * x.scale[c]), acc[c]);
+            acc[c] = s.fma(m, s.splat_f(x.start32[c] as f32 / -128.0 * x.scale[c]), acc[c]);
         }
     }
 }

@@ -21,7 +21,7 @@ use std::sync::Mutex;
 /// Most columns of a tile.
 const COLUMNS: usize = 12;
 /// Most panels that take turns on a tile's columns.
-const PANELS: usize = 4;
+pub const PANELS: usize = 4;
 /// Panels of one unit take about this much of the second-level cache in prefill.
 const CACHE: usize = 512 << 10;
 /// Bytes of the longest run that a thread claims with few columns.
@@ -40,13 +40,18 @@ pub struct Context<'a> {
     pub model: &'a Model,
 }
 
-/// Results of a tile: 16 rows of each column, for each panel.
+/// Sums of a tile: 16 rows of each column, for each panel.
 pub type Out = [[[f32; LANES]; COLUMNS]; PANELS];
 
-/// Panels times a tile of columns. Panels take turns block by block: the columns' block stays in the first-level cache
-/// for all of them, and each panel's next block has a whole turn to arrive.
+/// Panels times a tile of columns, added to `out`. Panels take turns block by block, so that the columns' block stays in
+/// the first-level cache for all of them; meanwhile each panel's next block arrives.
 struct TileOf<'a, F: Form, const NC: usize> {
+    /// Whole panels.
     panels: &'a [F::Block],
+    /// Blocks of a panel.
+    blocks: usize,
+    /// Block that `x` begins at.
+    first: usize,
     table: &'a [u8; 16],
     x: &'a [F::X<NC>],
     out: &'a mut Out,
@@ -57,11 +62,11 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let table = s.table(self.table);
-        let blocks = self.x.len();
+        let (blocks, first) = (self.blocks, self.first);
         if NC == 1 {
             for (panel, out) in self.panels.chunks_exact(blocks).zip(self.out) {
-                let mut acc = [s.splat_f(0.0); NC];
-                for (w, x) in panel.iter().zip(self.x) {
+                let mut acc = [s.load_f(&out[0]); NC];
+                for (w, x) in panel[first..].iter().zip(self.x) {
                     F::multiply::<S, NC>(s, w, NEAR, table, x, &mut acc);
                 }
                 s.store_f(&mut out[0], acc[0]);
@@ -69,17 +74,26 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
             return;
         }
         let mut acc = [[s.splat_f(0.0); NC]; PANELS];
+        for (acc, out) in acc.iter_mut().zip(&*self.out) {
+            for (acc, out) in acc.iter_mut().zip(out) {
+                *acc = s.load_f(out);
+            }
+        }
         let panels = self.panels.len() / blocks;
         let turn = 256usize.div_ceil(F::COLS);
-        let size = size_of::<F::Block>();
         for (t, x) in self.x.chunks(turn).enumerate() {
+            let at = first + t * turn;
+            // Where the same panel goes on, or at its end the panel that follows the last one.
+            let next = if at + turn < blocks { turn } else { panels * blocks - at };
+            let ahead = if NC < 4 { NEAR } else { next * size_of::<F::Block>() };
+            let columns = view::<u8, F::X<NC>>(x);
+            let share = columns.len().div_ceil(panels);
             for (p, acc) in acc.iter_mut().enumerate().take(panels) {
-                let at = p * blocks + t * turn;
-                // Where the next turn begins.
-                let next = if p + 1 < panels { at + blocks } else { (t + 1) * turn };
-                let ahead = if NC < 4 { NEAR } else { next.wrapping_sub(at).wrapping_mul(size) };
+                // The columns' next block, a share with each panel.
+                let share = (p * share).min(columns.len())..((p + 1) * share).min(columns.len());
+                s.fetch(&columns[share], columns.len());
                 let mut sums = *acc;
-                for (w, x) in self.panels[at..at + x.len()].iter().zip(x) {
+                for (w, x) in self.panels[p * blocks + at..].iter().zip(x) {
                     F::multiply::<S, NC>(s, w, ahead, table, x, &mut sums);
                 }
                 *acc = sums;
@@ -93,21 +107,29 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
     }
 }
 
-/// Multiplies up to [`PANELS`] panels with one tile of columns.
-pub fn panels_tile(
-    isa: Isa,
-    form: FormKind,
-    width: usize,
-    panels: &[u8],
-    table: &[u8; 16],
-    x: &[i32],
-    out: &mut Out,
-) {
-    fn tile<F: Form>(isa: Isa, width: usize, panels: &[u8], table: &[u8; 16], x: &[i32], out: &mut Out) {
-        let panels = view::<F::Block, u8>(panels);
+/// Whole panels of a matrix, and which of their blocks to multiply.
+#[derive(Clone)]
+pub struct Piece<'a> {
+    /// Up to [`PANELS`] panels.
+    pub panels: &'a [u8],
+    /// Form of their blocks.
+    pub form: FormKind,
+    /// What their codes select from.
+    pub table: &'a [u8; 16],
+    /// Blocks of a panel.
+    pub blocks: usize,
+    /// Those to multiply.
+    pub run: Range<usize>,
+}
+
+/// Adds the products of a piece and a tile of `width` columns, all of whose blocks `x` holds, to `out`.
+pub fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
+    fn tile<F: Form>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
+        let Piece { table, blocks, run, .. } = piece;
+        let (panels, first) = (view::<F::Block, u8>(piece.panels), run.start);
         macro_rules! run {
             ($nc:literal) => {
-                TileOf::<F, $nc> { panels, table, x: view(x), out }
+                TileOf::<F, $nc> { panels, blocks, first, table, x: &view(x)[run], out }
             };
         }
         match width {
@@ -127,7 +149,7 @@ pub fn panels_tile(
             _ => unreachable!("tiles have the widths of activations::widths"),
         }
     }
-    with_form!(form, tile, isa, width, panels, table, x, out)
+    with_form!(piece.form, tile, isa, piece, width, x, out)
 }
 
 /// Rows of `panels` of a tile's columns into `out`, whose rows are `rows` wide.
@@ -143,30 +165,51 @@ fn store(rows: usize, panels: Range<usize>, tile: &Tile, results: &Out, out: &Sh
     }
 }
 
-/// One matrix's panels times one tile, with the matrix's factor.
-fn multiply(ctx: Context<'_>, matrix: &Matrix, panels: &[u8], x: &Prepared, tile: &Tile, results: &mut Out) {
-    let columns = x.tile(matrix.form.scales(), tile);
-    panels_tile(ctx.isa, matrix.form, tile.width, panels, &matrix.table, columns, results);
+/// Some of a matrix's panels times all columns: one sum a tile. What of the panels fits the second-level cache meets
+/// all tiles before the rest does.
+fn panels_times(
+    ctx: Context<'_>,
+    matrix: &Matrix,
+    panels: &[u8],
+    span: usize,
+    x: &Prepared,
+    sums: &mut Vec<Out>,
+) {
+    sums.clear();
+    sums.resize(x.tiles.len(), Out::default());
+    let blocks = matrix.panel_bytes / matrix.form.block_bytes();
+    for first in (0..blocks).step_by(span) {
+        let run = first..blocks.min(first + span);
+        for (tile, sums) in x.tiles.iter().zip(&mut *sums) {
+            let piece = Piece { panels, form: matrix.form, table: &matrix.table, blocks, run: run.clone() };
+            multiply(ctx.isa, piece, tile.width, x.tile(matrix.form.scales(), tile), sums);
+        }
+    }
     if matrix.scale != 1.0 {
-        results.as_flattened_mut().as_flattened_mut().iter_mut().for_each(|v| *v *= matrix.scale);
+        sums.iter_mut().flatten().flatten().flatten().for_each(|v| *v *= matrix.scale);
     }
 }
 
-/// How a multiplication's panels are shared: panels of a unit, and most units of one claim.
+/// How a multiplication's panels are shared: panels of a unit, most units of one claim, blocks of a panel that meet all
+/// columns before the next do.
 struct Shares {
     panels: usize,
     most: usize,
+    span: usize,
 }
 
 impl Shares {
     /// `matrices` of the same shape go together. Few columns: long runs of memory, since each new place costs a
-    /// microsecond of waiting. Prefill: what the second-level cache holds.
+    /// microsecond of waiting.
     fn new(ctx: Context<'_>, matrix: &Matrix, columns: usize, matrices: usize) -> Self {
         let bytes = (matrix.panel_bytes * matrices).max(1);
         let fair = matrix.panels() / (8 * ctx.pool.threads());
-        let fits = if columns > 16 { CACHE / bytes } else { PANELS };
-        let panels = fair.min(fits).clamp(1, PANELS);
-        Shares { panels, most: if columns > 16 { 1 } else { (RUN / (panels * bytes)).max(1) } }
+        let panels = fair.clamp(1, PANELS);
+        let most = if columns > 16 { 1 } else { (RUN / (panels * bytes)).max(1) };
+        // Whole turns of 256 columns.
+        let turn = 256usize.div_ceil(matrix.form.cols());
+        let span = (CACHE / (panels * matrices * turn * matrix.form.block_bytes())).max(1) * turn;
+        Shares { panels, most, span }
     }
 }
 
@@ -186,27 +229,26 @@ pub fn project(ctx: Context<'_>, x: &Prepared, jobs: &mut [(&Matrix, &mut [f32])
     let columns = x.tiles.last().map_or(0, |t| t.first + t.used);
     let mut units = 0;
     let mut most = usize::MAX;
-    // Matrix, result, panels of a unit, first unit.
+    // Matrix, result, panels of a unit, blocks of a span, first unit.
     let mut parts = vec![];
     for (matrix, out) in jobs.iter_mut() {
         let shares = Shares::new(ctx, matrix, columns, 1);
-        parts.push((*matrix, SharedMut::new(out), shares.panels, units));
+        parts.push((*matrix, SharedMut::new(out), shares.panels, shares.span, units));
         units += matrix.panels().div_ceil(shares.panels);
         most = most.min(shares.most);
     }
     let error = Mutex::new(None);
     ctx.pool.run_runs(units, most, |run| {
-        let mut results = [[[0.0; LANES]; COLUMNS]; PANELS];
+        let mut sums = vec![];
         for unit in run {
-            let Some((matrix, out, step, first)) = parts.iter().rfind(|(_, _, _, first)| *first <= unit)
-            else {
+            let Some((matrix, out, step, span, first)) = parts.iter().rfind(|part| part.4 <= unit) else {
                 continue;
             };
             let panels = (unit - first) * step..matrix.panels().min((unit - first + 1) * step);
             let done = matrix.with_panels(ctx.arena, ctx.model, panels.clone(), |bytes| {
-                for tile in &x.tiles {
-                    multiply(ctx, matrix, bytes, x, tile, &mut results);
-                    store(matrix.rows, panels.clone(), tile, &results, out);
+                panels_times(ctx, matrix, bytes, *span, x, &mut sums);
+                for (tile, sums) in x.tiles.iter().zip(&sums) {
+                    store(matrix.rows, panels.clone(), tile, sums, out);
                 }
             });
             keep(&error, done);
@@ -229,28 +271,27 @@ pub fn gate_up(
     let out = SharedMut::new(out);
     let error = Mutex::new(None);
     ctx.pool.run_runs(gate.panels().div_ceil(step), shares.most, |run| {
-        run.for_each(|unit| {
+        let (mut gated, mut upped) = (vec![], vec![]);
+        for unit in run {
             let panels = unit * step..gate.panels().min((unit + 1) * step);
             let done = gate.with_panels(ctx.arena, ctx.model, panels.clone(), |gates| {
                 up.with_panels(ctx.arena, ctx.model, panels.clone(), |ups| {
-                    let (mut g, mut u) =
-                        ([[[0.0; LANES]; COLUMNS]; PANELS], [[[0.0; LANES]; COLUMNS]; PANELS]);
-                    for tile in &x.tiles {
-                        multiply(ctx, gate, gates, x, tile, &mut g);
-                        multiply(ctx, up, ups, x, tile, &mut u);
-                        for (g, u) in g.iter_mut().zip(&u).take(panels.len()) {
+                    panels_times(ctx, gate, gates, shares.span, x, &mut gated);
+                    panels_times(ctx, up, ups, shares.span, x, &mut upped);
+                    for ((tile, g), u) in x.tiles.iter().zip(&mut gated).zip(&upped) {
+                        for (g, u) in g.iter_mut().zip(u).take(panels.len()) {
                             let (gate, up) = (&mut g[..tile.used], &u[..tile.used]);
                             dispatch(
                                 ctx.isa,
                                 SiluMul { gate: gate.as_flattened_mut(), up: up.as_flattened() },
                             );
                         }
-                        store(gate.rows, panels.clone(), tile, &g, &out);
+                        store(gate.rows, panels.clone(), tile, g, &out);
                     }
                 })
             });
             keep(&error, done.and_then(|inner| inner));
-        })
+        }
     });
     outcome(error)
 }
@@ -317,9 +358,14 @@ mod tests {
                     prepared.fill(&pool, isa, &x, cols, &picks, &[form.scales()]);
                     let mut results: Vec<[f32; LANES]> = vec![];
                     for tile in &prepared.tiles {
-                        let mut out = [[[0.0; LANES]; COLUMNS]; PANELS];
+                        let mut out = Out::default();
                         let words = prepared.tile(form.scales(), tile);
-                        panels_tile(isa, form, tile.width, twice, &table(dtype), words, &mut out);
+                        let (table, blocks) = (table(dtype), cols / form.cols());
+                        // In two runs, as a span of the cache would cut it.
+                        for run in [0..blocks / 2, blocks / 2..blocks] {
+                            let piece = Piece { panels: twice, form, table: &table, blocks, run };
+                            multiply(isa, piece, tile.width, words, &mut out);
+                        }
                         assert_eq!(out[0], out[1], "two equal panels");
                         results.extend(&out[0][..tile.used]);
                     }

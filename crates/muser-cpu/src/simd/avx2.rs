@@ -63,6 +63,12 @@ impl Simd for Avx2 {
         both!(|i| _mm256_loadu_si256(from.as_ptr().add(32 * i).cast()))
     }
     #[inline(always)]
+    fn fetch<T: ?Sized>(self, at: &T, ahead: usize) {
+        for line in (0..size_of_val(at)).step_by(64) {
+            op!(_mm_prefetch::<_MM_HINT_T0>((&raw const *at).cast::<i8>().wrapping_add(ahead + line)));
+        }
+    }
+    #[inline(always)]
     fn table(self, entries: &[u8; 16]) -> I2 {
         [op!(_mm256_broadcastsi128_si256(_mm_loadu_si128(entries.as_ptr().cast()))); 2]
     }
@@ -81,6 +87,13 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn shl_b(self, a: I2, n: u32) -> I2 {
         both!(|i| _mm256_sll_epi16(a[i], _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn select(self, a: I2, b: I2, mask: u8) -> I2 {
+        both!(|i| _mm256_or_si256(
+            _mm256_and_si256(a[i], _mm256_set1_epi8(mask as i8)),
+            _mm256_andnot_si256(_mm256_set1_epi8(mask as i8), b[i])
+        ))
     }
     #[inline(always)]
     fn or_masked(self, low: I2, high: I2, mask: u8) -> I2 {
@@ -134,7 +147,7 @@ impl Simd for Avx2 {
         ))
     }
     #[inline(always)]
-    fn start_wide(self, _negative_sum: i32) -> I2 {
+    fn start_wide(self, _start: i32) -> I2 {
         [op!(_mm256_setzero_si256()); 2]
     }
 

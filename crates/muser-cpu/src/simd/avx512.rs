@@ -44,6 +44,12 @@ impl Simd for Avx512 {
         op!(_mm512_loadu_si512(from.as_ptr().cast()))
     }
     #[inline(always)]
+    fn fetch<T: ?Sized>(self, at: &T, ahead: usize) {
+        for line in (0..size_of_val(at)).step_by(64) {
+            op!(_mm_prefetch::<_MM_HINT_T0>((&raw const *at).cast::<i8>().wrapping_add(ahead + line)));
+        }
+    }
+    #[inline(always)]
     fn table(self, entries: &[u8; 16]) -> __m512i {
         op!(_mm512_broadcast_i32x4(_mm_loadu_si128(entries.as_ptr().cast())))
     }
@@ -62,6 +68,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn shl_b(self, a: __m512i, n: u32) -> __m512i {
         op!(_mm512_sll_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn select(self, a: __m512i, b: __m512i, mask: u8) -> __m512i {
+        // Truth table of (mask & a) | (!mask & b).
+        op!(_mm512_ternarylogic_epi32::<0b1100_1010>(_mm512_set1_epi8(mask as i8), a, b))
     }
     #[inline(always)]
     fn or_masked(self, low: __m512i, high: __m512i, mask: u8) -> __m512i {
@@ -102,8 +113,8 @@ impl Simd for Avx512 {
         op!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)))
     }
     #[inline(always)]
-    fn start_wide(self, negative_sum: i32) -> __m512i {
-        op!(_mm512_slli_epi32::<7>(_mm512_set1_epi32(negative_sum)))
+    fn start_wide(self, start: i32) -> __m512i {
+        op!(_mm512_set1_epi32(start))
     }
 
     #[inline(always)]

@@ -17,6 +17,8 @@ impl Simd for Scalar {
         *from
     }
     #[inline(always)]
+    fn fetch<T: ?Sized>(self, _at: &T, _ahead: usize) {}
+    #[inline(always)]
     fn table(self, entries: &[u8; 16]) -> [u8; 64] {
         from_fn(|i| entries[i % 16])
     }
@@ -35,6 +37,10 @@ impl Simd for Scalar {
     #[inline(always)]
     fn shl_b(self, a: [u8; 64], n: u32) -> [u8; 64] {
         a.map(|v| v << n)
+    }
+    #[inline(always)]
+    fn select(self, a: [u8; 64], b: [u8; 64], mask: u8) -> [u8; 64] {
+        from_fn(|i| (a[i] & mask) | (b[i] & !mask))
     }
     #[inline(always)]
     fn or_masked(self, low: [u8; 64], high: [u8; 64], mask: u8) -> [u8; 64] {
@@ -76,7 +82,7 @@ impl Simd for Scalar {
         from_fn(|i| acc[i] + (0..4).map(|j| (i32::from(w[4 * i + j]) - 128) * x[j]).sum::<i32>())
     }
     #[inline(always)]
-    fn start_wide(self, _negative_sum: i32) -> [i32; 16] {
+    fn start_wide(self, _start: i32) -> [i32; 16] {
         [0; 16]
     }
 
