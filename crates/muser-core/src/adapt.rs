@@ -9,6 +9,7 @@
 //! Nothing here reads a clock: equal measurements give equal choices.
 
 use std::collections::BTreeMap;
+use std::ops::RangeBounds;
 
 /// Seconds of passes by their number of rows.
 #[derive(Clone, Debug, Default)]
@@ -51,16 +52,22 @@ struct Point {
     /// The last measurements, oldest first. The first pass of a row count is not one: it compiles, captures and touches
     /// memory for the first time.
     recent: Vec<f64>,
+    /// What they say; none without one.
+    seconds: Option<f64>,
     /// Number of the pass that was measured last, and passes since the one before.
     last: u64,
     gap: u64,
 }
 
 impl Point {
-    fn seconds(&self) -> Option<f64> {
+    fn add(&mut self, seconds: f64) {
+        if self.recent.len() == KEPT {
+            self.recent.remove(0);
+        }
+        self.recent.push(seconds);
         let mut sorted = self.recent.clone();
         sorted.sort_unstable_by(f64::total_cmp);
-        sorted.get(usize::from(self.is_settled())).copied()
+        self.seconds = sorted.get(usize::from(self.is_settled())).copied();
     }
 
     fn is_settled(&self) -> bool {
@@ -73,41 +80,35 @@ impl Curve {
         self.passes += 1;
         let last = self.passes;
         let Some(point) = self.points.get_mut(&rows) else {
-            self.points.insert(rows, Point { recent: vec![], last, gap: 1 });
+            self.points.insert(rows, Point { last, gap: 1, ..Point::default() });
             return;
         };
         point.gap = last - point.last;
         if point.gap > OLDEST[SETTLED] {
             point.recent.clear();
         }
-        if point.recent.len() == KEPT {
-            point.recent.remove(0);
-        }
-        point.recent.push(seconds);
+        point.add(seconds);
         point.last = last;
     }
 
-    /// Row counts with measurements that still count.
-    fn known(&self) -> impl DoubleEndedIterator<Item = (f64, f64)> {
+    /// Row counts of a range with measurements that still count.
+    fn known(&self, rows: impl RangeBounds<usize>) -> impl DoubleEndedIterator<Item = (f64, f64)> {
         let counts = |p: &Point| self.passes - p.last <= OLDEST[SETTLED.min(p.recent.len())];
-        let points = self.points.iter().filter(move |(_, p)| counts(p));
-        points.filter_map(|(rows, p)| Some((*rows as f64, p.seconds()?)))
+        let points = self.points.range(rows).filter(move |(_, p)| counts(p));
+        points.filter_map(|(rows, p)| Some((*rows as f64, p.seconds?)))
     }
 
     /// Seconds of a pass: measured, between measurements by a straight line, beyond them by the last slope, and never more
     /// than a pass of more rows took. What was never measured is tried as if it were free.
     fn estimate(&self, rows: usize) -> Option<f64> {
         let x = rows as f64;
-        let below = self.known().rfind(|(r, _)| *r <= x);
-        let more = self.known().filter(|(r, _)| *r > x).map(|(_, s)| s).reduce(f64::min);
-        let (r1, s1) = match below {
-            Some(point) => point,
-            None => return more,
-        };
+        let mut up_to = self.known(..=rows).rev();
+        let mut beyond = self.known(rows + 1..);
+        let above = beyond.next();
+        let more = beyond.map(|(_, s)| s).chain(above.map(|(_, s)| s)).reduce(f64::min);
+        let Some((r1, s1)) = up_to.next() else { return more };
         let line = |(r0, s0): (f64, f64), (r1, s1): (f64, f64)| s0 + (s1 - s0) * (x - r0) / (r1 - r0);
-        let above = self.known().find(|(r, _)| *r > x);
-        let before = self.known().rfind(|(r, _)| *r < r1);
-        let straight = match (above, before) {
+        let straight = match (above, up_to.next()) {
             _ if r1 == x => s1,
             (Some(above), _) => line((r1, s1), above),
             (None, Some(before)) => line(before, (r1, s1)).max(s1),
@@ -137,6 +138,10 @@ const TRY_SHARE: f64 = 0.01;
 const TRY_KEEPS: f64 = 0.15;
 /// What a draft leaves of earlier evidence: about the last thirty count.
 const KEEPS: f64 = 0.97;
+/// Drafts in a row that may be rejected whole before they count for more: text changes at once, from a quotation to what the
+/// model thinks of it, and a few misses must then outweigh many good drafts. And what each further one leaves.
+const MISSES: usize = 2;
+const MISS_KEEPS: f64 = 0.7;
 /// A row's chance before anything is known, and how many observations that is worth.
 const PRIOR: (f64, f64) = (0.7, 2.0);
 /// How many observations at other positions' mean a position starts with.
@@ -151,8 +156,10 @@ pub struct Pace {
     /// By position in the block: how often a row was decided, and how often confirmed, older ones counting less.
     decided: Vec<f64>,
     confirmed: Vec<f64>,
-    /// Longest block to ask for: grows as rows are confirmed, so that a first guess is never a costly one.
+    /// Longest block to ask for: grows as rows are confirmed and shrinks where none is, so that a guess is never a costly one.
     reach: usize,
+    /// Drafts in a row that were rejected whole.
+    misses: usize,
     /// Plain tokens since the last draft, and how many more are waited for.
     quiet: usize,
     retry: usize,
@@ -167,6 +174,7 @@ impl Pace {
             decided: none.clone(),
             confirmed: none,
             reach: FIRST_REACH,
+            misses: 0,
             quiet: 0,
             retry: RETRY[0],
         }
@@ -184,8 +192,12 @@ impl Pace {
             return;
         }
         self.quiet = 0;
-        self.fade(KEEPS);
-        self.reach = self.reach.max(2 * accepted);
+        self.misses = if accepted == 0 { self.misses + 1 } else { 0 };
+        self.fade(if self.misses > MISSES { MISS_KEEPS } else { KEEPS });
+        self.reach = match self.misses {
+            0 | 1 => self.reach.max(2 * accepted),
+            _ => FIRST_REACH.max(self.reach / 2),
+        };
         let counts = self.decided.iter_mut().zip(&mut self.confirmed);
         for (position, (decided, confirmed)) in counts.enumerate().take(drafted.min(accepted + 1)) {
             *decided += 1.0;
@@ -227,7 +239,7 @@ pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
         return counts;
     };
     // One row tells what rows cost.
-    let reach = if costs.target.known().nth(1).is_some() { usize::MAX } else { 1 };
+    let reach = if costs.target.known(..).nth(1).is_some() { usize::MAX } else { 1 };
     let mut rows: Vec<(f64, usize)> = vec![];
     for (i, (pace, room)) in group.iter().enumerate() {
         rows.extend(pace.chances().take(reach.min(pace.reach).min(*room)).map(|chance| (chance, i)));

@@ -140,14 +140,14 @@ pub struct Generation {
     pub stats: Stats,
 }
 
-/// Generates after the tokens that wait in `session`. `text` gets each piece of text in whole characters, control tokens as
-/// their text; it says false to stop. `interrupted` is looked at between passes.
+/// Generates after the tokens that wait in `session`. `text` gets each token's text in whole characters, and whether the token
+/// is special; it says false to stop. `interrupted` is looked at between passes.
 pub fn generate(
     loaded: &mut Loaded,
     session: &mut Session,
     max_tokens: Option<usize>,
     interrupted: Option<&AtomicBool>,
-    text: &mut dyn FnMut(&str) -> bool,
+    text: &mut dyn FnMut(&str, bool) -> bool,
 ) -> Result<Generation> {
     let Loaded { text: Text { tokenizer, .. }, engine, .. } = loaded;
     let mut stats = Stats { prompt: session.waiting(), cached: session.tokens().len(), ..Stats::default() };
@@ -157,7 +157,7 @@ pub fn generate(
     let mut sink = |sampled: &Sampled| {
         tokens.push(sampled.token);
         let piece = decoder.push(tokenizer, sampled.token);
-        let wanted = piece.is_empty() || text(&piece);
+        let wanted = piece.is_empty() || text(&piece, tokenizer.is_special(sampled.token));
         finish.set(match () {
             () if tokenizer.is_end(sampled.token) => Some(Finish::End),
             () if !wanted => Some(Finish::Stop),
@@ -208,7 +208,7 @@ pub fn generate(
     stats.decode_seconds = start.elapsed().as_secs_f64();
     let rest = decoder.finish();
     if !rest.is_empty() {
-        text(&rest);
+        text(&rest, false);
     }
     stats.generated = tokens.len();
     Ok(Generation { tokens, finish: finish.get().unwrap_or(Finish::Interrupted), stats })

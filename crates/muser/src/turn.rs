@@ -21,9 +21,10 @@ impl Turn {
         Turn { parser, collector: Collector::default(), stop }
     }
 
-    /// Takes text; events go to `show`. False once a stop string was found in the answer.
-    pub fn push(&mut self, text: &str, show: &mut dyn FnMut(&Event)) -> bool {
-        let events = self.parser.push(text);
+    /// Takes the text of a token: only a special one's is markup. Events go to `show`. False once a stop string was found in
+    /// the answer.
+    pub fn push(&mut self, text: &str, special: bool, show: &mut dyn FnMut(&Event)) -> bool {
+        let events = self.parser.push_token(text, special);
         self.pass_on(events, show);
         self.stop.hit().is_none()
     }
@@ -76,4 +77,28 @@ pub fn message_json(message: &Message) -> Json {
         "tool_calls": message.tool_calls.iter().map(call).collect::<Vec<_>>(),
         "finished": message.finished,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What ordinary tokens spell is no markup: a quoted control token stays in the answer.
+    #[test]
+    fn only_special_tokens_are_markup() {
+        let mut turn = Turn::new(None, Some("user"), StopStrings::default());
+        let mut shown = String::new();
+        let mut show = |event: &Event| {
+            if let Event::Content(text) = event {
+                shown += text;
+            }
+        };
+        for (text, special) in [("A turn ends with <|eot", false), ("|>.", false), ("<|eot|>", true)] {
+            assert!(turn.push(text, special, &mut show));
+        }
+        let message = turn.finish(&mut show);
+        assert_eq!(message.content.as_deref(), Some("A turn ends with <|eot|>."));
+        assert_eq!(shown, "A turn ends with <|eot|>.");
+        assert!(message.finished);
+    }
 }

@@ -252,3 +252,24 @@ fn costs_are_interpolated_and_forgotten() {
     costs.target(2, 2.0);
     assert_eq!(costs.target.estimate(6), Some(2.0));
 }
+
+#[test]
+fn a_few_misses_outweigh_many_good_drafts() {
+    let mut costs = Costs::default();
+    for rows in [16, 16, 16, 8, 8, 8, 5, 5, 5, 2, 2, 2, 1, 1, 1, 1] {
+        costs.target(rows, 0.9 + 0.1 * rows as f64);
+        costs.draft(rows, 0.2);
+    }
+    let mut pace = Pace::auto(15);
+    (0..20).for_each(|_| pace.observe(15, 15));
+    let mut wasted = vec![];
+    loop {
+        costs.target(1, 1.0);
+        match blocks(&costs, &mut [(&mut pace, 15)])[0] {
+            0 => break,
+            count => wasted.push(count),
+        }
+        pace.observe(wasted[wasted.len() - 1], 0);
+    }
+    assert!(wasted.iter().sum::<usize>() <= 90, "{wasted:?}");
+}

@@ -169,8 +169,8 @@ impl Conversation {
         let mut screen = Screen::new(true);
         let mut turn = Turn::new(self.tools.as_ref(), prompt.recipient, StopStrings::default());
         let flag = self.interrupted.clone();
-        let result = generate(&mut self.loaded, &mut session, None, Some(&flag), &mut |text| {
-            turn.push(text, &mut |event| screen.show(event)) && !screen.is_broken()
+        let result = generate(&mut self.loaded, &mut session, None, Some(&flag), &mut |text, special| {
+            turn.push(text, special, &mut |event| screen.show(event)) && !screen.is_broken()
         });
         let message = turn.finish(&mut |event| screen.show(event));
         screen.finish(false)?;

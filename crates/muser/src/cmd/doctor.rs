@@ -72,6 +72,12 @@ impl Doctor {
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         );
         add("memory", true, memory(), "close other programs, or use a smaller quantisation or context");
+        add(
+            "GPU",
+            true,
+            gpu(&nvidia_cards(), muser_cuda::is_available()),
+            "for an NVIDIA GPU: install its driver, and NVRTC and cuBLAS of CUDA 12; without one the CPU is used",
+        );
         let limits = measure_processor(self.device.threads);
         add(
             "speed",
@@ -177,6 +183,39 @@ fn text(opened: &Opened) -> Result<String> {
     Ok(format!("{} tokens, template of {} bytes", text.tokenizer.vocab_size(), template.source().len()))
 }
 
+/// Names of the NVIDIA cards that the kernel's driver lists.
+fn nvidia_cards() -> Vec<String> {
+    let folders = std::fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let mut texts: Vec<String> =
+        folders.filter_map(|f| std::fs::read_to_string(f.path().join("information")).ok()).collect();
+    texts.sort();
+    texts.iter().filter_map(|text| card_name(text)).collect()
+}
+
+/// The name in a card's `information` file.
+fn card_name(information: &str) -> Option<String> {
+    let model = information.lines().find_map(|line| line.strip_prefix("Model:"))?;
+    Some(model.trim().to_string())
+}
+
+/// The cards by name, and whether muser can use them.
+fn gpu(cards: &[String], usable: bool) -> Result<String, String> {
+    let mut names: Vec<String> = vec![];
+    for card in cards {
+        let count = cards.iter().filter(|c| *c == card).count();
+        let name = if count > 1 { format!("{count} x {card}") } else { card.clone() };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    match (names.join(", "), usable) {
+        (names, true) if names.is_empty() => Ok("an NVIDIA GPU".into()),
+        (names, true) => Ok(names),
+        (names, false) if names.is_empty() => Err("none that muser can use".into()),
+        (names, false) => Err(format!("{names}, but its libraries can't be loaded")),
+    }
+}
+
 /// Free and whole memory, where the system tells it.
 fn memory() -> Result<String, String> {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -189,5 +228,23 @@ fn memory() -> Result<String, String> {
             if free > 2_000_000 { Ok(text) } else { Err(text) }
         }
         _ => Ok("unknown: this system has no /proc/meminfo".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_named() {
+        // As the driver's documentation shows the file.
+        let information =
+            "Model: \t\t NVIDIA H200\nIRQ:   \t\t 11\nGPU UUID: \t GPU-0\nVideo BIOS: \t 96.00\n";
+        let card = card_name(information).unwrap();
+        assert_eq!(card, "NVIDIA H200");
+        assert_eq!(gpu(&[card.clone(), card.clone()], true), Ok("2 x NVIDIA H200".into()));
+        assert_eq!(gpu(&[], true), Ok("an NVIDIA GPU".into()));
+        assert!(gpu(&[card], false).unwrap_err().starts_with("NVIDIA H200, but"));
+        assert!(gpu(&[], false).is_err());
     }
 }

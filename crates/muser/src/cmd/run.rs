@@ -84,7 +84,7 @@ impl Run {
         let mut stop = StopStrings::new(&self.stop)?;
         let mut turn = Turn::new(tools.as_ref(), recipient, stop.clone());
         let most = self.max_tokens.map(|n| n as usize);
-        let generation = generate(&mut loaded, &mut session, most, None, &mut |text| {
+        let generation = generate(&mut loaded, &mut session, most, None, &mut |text, special| {
             if self.raw {
                 let text = stop.push(text);
                 raw += &text;
@@ -94,7 +94,7 @@ impl Run {
                 return stop.hit().is_none() && !screen.is_broken();
             }
             raw += text;
-            turn.push(text, &mut |event| {
+            turn.push(text, special, &mut |event| {
                 if !self.json {
                     screen.show(event)
                 }
