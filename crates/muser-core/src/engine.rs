@@ -157,6 +157,9 @@ impl Engine {
         self.flush_parked(session)?;
         self.device.run(Pass::Target, &batch, None)?;
         session.high = session.high.max(used + n);
+        if last {
+            session.prepare_mask();
+        }
         // Logits are those of the last pass: sampled before the next one.
         let sampled = if last { Some(session.choose(self.device.logits(0)?)) } else { None };
         if session.drafting.is_some() {

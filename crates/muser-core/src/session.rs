@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 /// Allows tokens step by step: a grammar, a schema, a forced tool call.
 pub trait Constraint: Send {
-    /// Tokens that may come next; `None` leaves every token free.
+    /// Tokens that may come next; `None` leaves every token free. Asked for while the device computes the logits, and again
+    /// once they are there: the second time it costs nothing.
     fn mask(&mut self) -> Result<Option<&TokenMask>, SampleError>;
     /// Moves past a token that was chosen.
     fn accept(&mut self, token: u32) -> Result<(), SampleError>;
@@ -93,6 +94,13 @@ impl Session {
     /// Whether drafts may be tried for this session.
     pub fn drafts(&self) -> bool {
         self.drafting.is_some()
+    }
+
+    /// Has the next token's mask made, while the device is busy. An error is met again where the mask is used.
+    pub(crate) fn prepare_mask(&mut self) {
+        if let Some(constraint) = self.constraint.as_mut().filter(|_| self.forced.is_empty()) {
+            let _ = constraint.mask();
+        }
     }
 
     /// The logits that a row must give up for the next token; `logits` are the target's after all earlier tokens.

@@ -58,6 +58,8 @@ impl Engine {
 
         let start = Instant::now();
         self.device.run(Pass::Target, &rows, None)?;
+        // A card only begins here, and has finished where its logits are asked for.
+        group.iter_mut().for_each(|active| active.session.prepare_mask());
         let greedy = group.iter().all(|a| a.session.plain_greedy());
         // Either way the device has finished when the time is taken.
         let best = match greedy {

@@ -30,6 +30,18 @@ pub struct Turn {
     state: State,
     words: Vec<u32>,
     mask: TokenMask,
+    /// What `mask` is worth until the next token is accepted.
+    ready: Ready,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ready {
+    /// Not made yet.
+    No,
+    /// Every token is free.
+    Free,
+    /// It holds.
+    Masked,
 }
 
 impl Turn {
@@ -41,7 +53,15 @@ impl Turn {
     ) -> Self {
         let state = header(&message, &no_more_reasoning);
         let mask = TokenMask::none(grammars.vocab());
-        Turn { grammars, message: Some(message), no_more_reasoning, state, words: vec![], mask }
+        Turn {
+            grammars,
+            message: Some(message),
+            no_more_reasoning,
+            state,
+            words: vec![],
+            mask,
+            ready: Ready::No,
+        }
     }
 
     /// An output that follows one grammar from its first token on.
@@ -50,7 +70,7 @@ impl Turn {
             State::Message { matcher: Box::new(matcher), header: vec![], channel: Some(Channel::Raw) };
         let mask = TokenMask::none(grammars.vocab());
         let no_more_reasoning = NoMoreReasoning::default();
-        Turn { grammars, message: None, no_more_reasoning, state, words: vec![], mask }
+        Turn { grammars, message: None, no_more_reasoning, state, words: vec![], mask, ready: Ready::No }
     }
 
     /// Tokens that may end a message of `channel`.
@@ -83,42 +103,14 @@ fn failed(error: impl std::fmt::Display) -> SampleError {
 
 impl Constraint for Turn {
     fn mask(&mut self) -> Result<Option<&TokenMask>, SampleError> {
-        let all = self.grammars.vocab().div_ceil(32);
-        let control = self.grammars.control().clone();
-        self.words.clear();
-        match &mut self.state {
-            State::Free(Channel::Reasoning) => {
-                // A turn that ends in its reasoning would answer nothing.
-                self.words.resize(all, u32::MAX);
-                control.ends.iter().for_each(|end| self.set(*end, false));
-            }
-            State::Free(_) => return Ok(None),
-            State::Between(at) => {
-                let next = control.start.get(*at).copied();
-                self.words.resize(all, 0);
-                next.into_iter().for_each(|token| self.set(token, true));
-            }
-            State::Over => {
-                self.words.resize(all, 0);
-                self.set(control.eot, true);
-            }
-            State::Message { matcher, channel, .. } => {
-                let over = matcher.is_stopped();
-                if !over {
-                    self.words.extend(matcher.compute_mask().map_err(failed)?.as_slice());
-                }
-                self.words.resize(all, 0);
-                let ending = channel.filter(|_| over || matcher.is_accepting().unwrap_or(false));
-                [control.eom].iter().chain(&control.ends).for_each(|token| self.set(*token, false));
-                let ends = ending.map(|channel| self.ends(channel)).unwrap_or_default();
-                ends.into_iter().for_each(|end| self.set(end, true));
-            }
+        if self.ready == Ready::No {
+            self.ready = self.make()?;
         }
-        self.mask.set_words(&self.words);
-        Ok(Some(&self.mask))
+        Ok(Some(&self.mask).filter(|_| self.ready == Ready::Masked))
     }
 
     fn accept(&mut self, token: u32) -> Result<(), SampleError> {
+        self.ready = Ready::No;
         let control = self.grammars.control();
         let ended = match &mut self.state {
             State::Free(_) => token == control.eom || control.ends.contains(&token),
@@ -153,5 +145,43 @@ impl Constraint for Turn {
             self.state = if token == control.eom { State::Between(0) } else { State::Over };
         }
         Ok(())
+    }
+}
+
+impl Turn {
+    fn make(&mut self) -> Result<Ready, SampleError> {
+        let all = self.grammars.vocab().div_ceil(32);
+        let control = self.grammars.control().clone();
+        self.words.clear();
+        match &mut self.state {
+            State::Free(Channel::Reasoning) => {
+                // A turn that ends in its reasoning would answer nothing.
+                self.words.resize(all, u32::MAX);
+                control.ends.iter().for_each(|end| self.set(*end, false));
+            }
+            State::Free(_) => return Ok(Ready::Free),
+            State::Between(at) => {
+                let next = control.start.get(*at).copied();
+                self.words.resize(all, 0);
+                next.into_iter().for_each(|token| self.set(token, true));
+            }
+            State::Over => {
+                self.words.resize(all, 0);
+                self.set(control.eot, true);
+            }
+            State::Message { matcher, channel, .. } => {
+                let over = matcher.is_stopped();
+                if !over {
+                    self.words.extend(matcher.compute_mask().map_err(failed)?.as_slice());
+                }
+                self.words.resize(all, 0);
+                let ending = channel.filter(|_| over || matcher.is_accepting().unwrap_or(false));
+                [control.eom].iter().chain(&control.ends).for_each(|token| self.set(*token, false));
+                let ends = ending.map(|channel| self.ends(channel)).unwrap_or_default();
+                ends.into_iter().for_each(|end| self.set(end, true));
+            }
+        }
+        self.mask.set_words(&self.words);
+        Ok(Ready::Masked)
     }
 }
