@@ -46,6 +46,21 @@ def test_stream_is_the_same_message(client):
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0
 
 
+def test_drafts_are_accepted_and_runs_repeat(client):
+    """Other servers never fed the drafter the prompt, or answered differently each time at temperature 0."""
+    answers = [
+        client.chat.completions.create(
+            model=MODEL, messages=SUM, temperature=0, seed=1, extra_body={"cache_prompt": cached}
+        )
+        for cached in (False, True, False, True)
+    ]
+    for answer in answers:
+        details = answer.usage.completion_tokens_details
+        accepted, rejected = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+        assert accepted / (accepted + rejected) > 0.3, details
+    assert len({(a.choices[0].message.reasoning_content, a.choices[0].message.content) for a in answers}) == 1
+
+
 def test_reasoning_off_and_budget(client):
     off = client.chat.completions.create(model=MODEL, messages=SUM, temperature=0, reasoning_effort="none")
     assert not getattr(off.choices[0].message, "reasoning_content", None)

@@ -51,10 +51,12 @@ fn fingerprint(model: &Model, device: &DeviceInfo) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(device.kind);
     hash.update(format!("{:?} {:?}", model.geometry(), model.plans.caches));
-    let mut slots: Vec<_> = model.slots.iter().map(|(slot, shape)| (slot.to_string(), slot, shape)).collect();
+    // Target and drafter have slots of the same name.
+    let name = |slot: &muser_core::plan::Slot| format!("{:?} {slot}", slot.net);
+    let mut slots: Vec<_> = model.slots.iter().map(|(slot, shape)| (name(slot), slot, shape)).collect();
     slots.sort_by(|a, b| a.0.cmp(&b.0));
     for (name, slot, (dtype, rows, cols)) in slots {
-        hash.update(format!("{:?} {name} {} {rows} {cols}\n", slot.net, dtype.name()));
+        hash.update(format!("{name} {} {rows} {cols}\n", dtype.name()));
         if let Ok(tensor) = model.tensor(*slot) {
             hash.update(&tensor.data[..tensor.data.len().min(SAMPLE)]);
         }

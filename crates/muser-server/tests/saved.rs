@@ -5,6 +5,8 @@ mod common;
 
 use axum::http::StatusCode;
 use common::{Server, Setup, outcome};
+use muser_core::{DeviceInfo, Lane};
+use muser_server::saved::{SavedSession, SavedSessions};
 use muser_server::slots::SlotOptions;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -126,6 +128,33 @@ async fn bad_files_change_nothing() {
     assert_eq!(act(&server, "0", "restore", "missing").await.0, StatusCode::NOT_FOUND);
     let (text, prompt, cached) = turn(&server, 1).await;
     assert_eq!((text.as_str(), cached), ("First answer.", prompt - 1));
+}
+
+/// A model's sessions are its own: not those of the same target without its drafter, nor of another kind of device.
+#[test]
+fn foreign_sessions_are_refused_and_own_ones_are_known_again() {
+    let path = |name: &str| Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models")).join(name);
+    let (mini, drafter) = (path("glimmer-mini-Q8_0.gguf"), path("glimmer-mini-dflash-Q8_0.gguf"));
+    let info =
+        |kind| DeviceInfo { kind, name: kind.into(), lane: Lane::Strict, max_rows: 64, weight_bytes: 0 };
+    let folder = folder("foreign");
+    let open = |draft: bool, kind| {
+        let model = muser_core::model::open(&mini, draft.then_some(drafter.as_path())).unwrap().0;
+        SavedSessions::new(&folder, &model, &info(kind)).unwrap()
+    };
+    let session = SavedSession { tokens: vec![1, 2, 3], state: vec![7; 100] };
+    let size = open(true, "cpu").write("one", &session).unwrap();
+    // Opened again and again: maps are in another order each time.
+    for _ in 0..5 {
+        let (read, bytes) = open(true, "cpu").read("one", 3).unwrap();
+        assert!(read == session && bytes == size);
+    }
+    for (draft, kind) in [(false, "cpu"), (true, "cuda")] {
+        let error = open(draft, kind).read("one", 3).unwrap_err().to_string();
+        assert!(error.contains("of another model"), "{error}");
+    }
+    let error = open(true, "cpu").read("one", 2).unwrap_err().to_string();
+    assert!(error.contains("context"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,8 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use common::{MODEL, ScriptDevice, Server, Setup, Stage, encode, frames, outcome};
 use muser_core::engine::DraftMode;
-use muser_core::sample::{Sampled, SamplerOptions};
+use muser_core::sample::{SampleError, Sampled, SamplerOptions, TokenMask};
+use muser_core::session::Constraint;
 use muser_core::{Engine, Flow};
 use muser_server::metrics::Metrics;
 use muser_server::slots::{End, Refusal, Report, Sink, SlotOptions, Slots, Work};
@@ -143,6 +144,45 @@ fn decoding_waits_for_one_short_chunk_at_most() {
     bench.ends(1);
     let rows: Vec<usize> = bench.stage.passes.lock().unwrap().iter().map(|p| p[0].1).collect();
     assert_eq!(rows, [512, 488]);
+}
+
+/// Allows everything, and notes how far the device was when a mask was first asked for.
+struct Clock {
+    stage: Arc<Stage>,
+    mask: TokenMask,
+    asked: bool,
+    /// Passes begun, and passes whose logits had been read.
+    seen: Sender<(usize, usize)>,
+}
+
+impl Constraint for Clock {
+    fn mask(&mut self) -> Result<Option<&TokenMask>, SampleError> {
+        if !std::mem::replace(&mut self.asked, true) {
+            let passes = self.stage.passes.lock().unwrap().len();
+            let _ = self.seen.send((passes, self.stage.read.load(Ordering::Relaxed)));
+        }
+        Ok(Some(&self.mask))
+    }
+    fn accept(&mut self, _: u32) -> Result<(), SampleError> {
+        self.asked = false;
+        Ok(())
+    }
+}
+
+#[test]
+fn masks_are_made_before_logits_are_read() {
+    let bench = Bench::new(options(1), 64);
+    let (seen, all) = channel();
+    let vocab = MODEL.0.geometry().vocab;
+    let mut mask = TokenMask::none(vocab);
+    mask.set_words(&vec![u32::MAX; vocab.div_ceil(32)]);
+    let (mut work, _) = bench.work(0, prompt(0, 20), 10);
+    work.constraint = Some(Box::new(Clock { stage: bench.stage.clone(), mask, asked: false, seen }));
+    bench.slots.submit(vec![work]).unwrap();
+    bench.ends(1);
+    let all: Vec<_> = all.try_iter().collect();
+    // One for the prompt's pass and one for each decode step: the pass has begun, its logits are not yet read.
+    assert_eq!(all, (1..=10).map(|pass| (pass, pass - 1)).collect::<Vec<_>>());
 }
 
 #[test]

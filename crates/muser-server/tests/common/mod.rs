@@ -17,7 +17,7 @@ use muser_text::{ChatTemplate, Specials, Tokenizer, Vocab};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Instant;
 use tower::ServiceExt;
@@ -52,6 +52,8 @@ pub struct Stage {
     /// Passes fail.
     pub broken: AtomicBool,
     pub open_sequences: Mutex<usize>,
+    /// Passes whose logits have been asked for.
+    pub read: AtomicUsize,
 }
 
 impl Stage {
@@ -207,6 +209,7 @@ impl Device for ScriptDevice {
         Ok(())
     }
     fn logits(&mut self, index: usize) -> Result<&[f32], DeviceError> {
+        self.stage.read.store(self.stage.passes.lock().unwrap().len(), Ordering::Relaxed);
         Ok(&self.logits[index])
     }
     fn best(&mut self) -> Result<Vec<u32>, DeviceError> {
