@@ -1,5 +1,6 @@
-//! A model's shape and weights, wherever they come from: GGUF files, or random blocks for benchmarks.
+//! A model's shape and weights, wherever they come from: GGUF files, a drafter's safetensors, or random blocks for benchmarks.
 
+mod assistant;
 mod gguf;
 mod synthetic;
 
@@ -50,6 +51,9 @@ pub trait Weights: Send + Sync {
     fn get(&self, slot: Slot) -> Option<TensorView<'_>>;
 }
 
+/// A drafter's shape, what it captures, and its weights.
+type Drafter = (Geometry, DraftSpec, Box<dyn Weights>);
+
 /// A model ready to be loaded by a device: every weight that its plans name is present, with the right shape.
 pub struct Model {
     /// Plans of the target and, with a drafter, of the drafter.
@@ -82,7 +86,7 @@ impl Model {
     pub fn new(
         target: Geometry,
         weights: Box<dyn Weights>,
-        draft: Option<(Geometry, DraftSpec, Box<dyn Weights>)>,
+        draft: Option<Drafter>,
     ) -> Result<Self, ModelError> {
         let plans = Plans::new(&target, draft.as_ref().map(|(g, s, _)| (g, s)));
         let mut all = vec![weights];

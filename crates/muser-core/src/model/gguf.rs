@@ -1,6 +1,6 @@
 //! Reading a model from GGUF files: architecture `muse-glimmer`, drafters of architecture `dflash`.
 
-use super::{Model, ModelError, TensorView, Weights};
+use super::{Drafter, Model, ModelError, TensorView, Weights, assistant};
 use crate::geometry::{DraftSpec, Geometry, LayerKind, RopePairs};
 use crate::plan::{Kind, Net, Slot};
 use muser_format::{Array, DType, Gguf, Value};
@@ -19,8 +19,9 @@ pub fn open(target: &Path, drafter: Option<&Path>) -> Result<(Model, Arc<Gguf>),
     Ok((Model::new(geometry, Box::new(weights), draft)?, file))
 }
 
-/// The drafter that stands beside a target: a GGUF file of architecture `dflash` in the same folder whose width and
-/// vocabulary are the target's. Several candidates: the name closest to the target's, then the larger file.
+/// The drafter that stands beside a target, in the same folder: a GGUF file of architecture `dflash`, or the folder of an
+/// assistant, whose width and vocabulary are the target's. Several candidates: the name closest to the target's, then a
+/// file before a folder and the larger file.
 pub fn find_drafter(target: &Path) -> Option<PathBuf> {
     let folder = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let own = Gguf::open(target).ok()?;
@@ -30,12 +31,15 @@ pub fn find_drafter(target: &Path) -> Option<PathBuf> {
     let mut found: Vec<(usize, u64, PathBuf)> = std::fs::read_dir(folder)
         .ok()?
         .filter_map(|entry| entry.ok().map(|e| e.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == "gguf") && name(path).contains("dflash"))
+        .filter(|path| {
+            let gguf = path.extension().is_some_and(|e| e == "gguf") && name(path).contains("dflash");
+            gguf || name(path).contains("assistant") && path.is_dir() && assistant::is_assistant(path)
+        })
         .filter(|path| open_drafter(path, &geometry, &own).is_ok())
         .map(|path| {
             let file = name(&path);
             let shared = target_name.split(['-', '_', '.']).filter(|part| file.contains(*part)).count();
-            let size = std::fs::metadata(&path).map_or(0, |m| m.len());
+            let size = std::fs::metadata(&path).map_or(0, |m| if m.is_file() { m.len() } else { 0 });
             (shared, size, path)
         })
         .collect();
@@ -197,9 +201,10 @@ fn vocab(file: &Gguf) -> Result<usize, ModelError> {
     Ok(rows)
 }
 
-type Drafter = (Geometry, DraftSpec, Box<dyn Weights>);
-
 fn open_drafter(path: &Path, target: &Geometry, target_file: &Gguf) -> Result<Drafter, ModelError> {
+    if assistant::is_assistant(path) {
+        return assistant::open(path, target);
+    }
     let file = Arc::new(Gguf::open(path)?);
     let keys = Keys { file: &file, prefix: "dflash" };
     keys.check_arch()?;
