@@ -86,7 +86,7 @@ impl FromStr for Draft {
 pub struct SourceArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Drafter: a GGUF file, `auto` (the one beside the model) or `off` [default: auto; off for random weights]
+    /// Drafter: a GGUF file, an assistant's folder, `auto` (the one beside the model) or `off` [default: auto; off for random weights]
     #[arg(long, value_name = "FILE")]
     pub draft: Option<Draft>,
 }

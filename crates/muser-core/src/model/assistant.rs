@@ -12,10 +12,15 @@ use std::path::{Path, PathBuf};
 /// Longest config that is read: the release's has under a kilobyte.
 const MAX_CONFIG: u64 = 1 << 20;
 
+/// Whose config it is.
+#[derive(Deserialize)]
+struct Whose {
+    model_type: String,
+}
+
 /// What is used of config.json.
 #[derive(Deserialize)]
 struct Config {
-    model_type: String,
     hidden_size: usize,
     intermediate_size: usize,
     num_hidden_layers: usize,
@@ -65,26 +70,28 @@ pub(super) fn open(path: &Path, target: &Geometry) -> Result<Drafter, ModelError
 }
 
 fn read(path: &Path) -> Result<Config, ModelError> {
-    let bad = |why: String| ModelError::Key { path: path.to_path_buf(), key: "(whole file)".into(), why };
+    let bad = |why: String| ModelError::DraftMismatch(format!("{}: {why}", path.display()));
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|e| bad(format!("can't be opened: {e}")))?;
     let read = file.take(MAX_CONFIG).read_to_string(&mut text);
     read.map_err(|e| bad(format!("can't be read: {e}; download it again")))?;
-    serde_json::from_str(&text)
-        .map_err(|e| bad(format!("is no drafter's config: {e}; download the assistant again")))
+    let damaged =
+        |e: serde_json::Error| bad(format!("is no drafter's config: {e}; download the assistant again"));
+    let whose: Whose = serde_json::from_str(&text).map_err(damaged)?;
+    if whose.model_type != "muse_glimmer_assistant" {
+        return Err(ModelError::Architecture {
+            path: path.to_path_buf(),
+            found: whose.model_type,
+            expected: "muse_glimmer_assistant",
+            mend: "give the assistant's folder, or a GGUF of architecture dflash".into(),
+        });
+    }
+    serde_json::from_str(&text).map_err(damaged)
 }
 
 /// Checks the numbers; bounds keep every product of two sizes far from overflow.
 fn geometry(config: &Config, path: &Path, target: &Geometry) -> Result<Geometry, ModelError> {
     let bad = |key: &str, why: String| ModelError::Key { path: path.to_path_buf(), key: key.into(), why };
-    if config.model_type != "muse_glimmer_assistant" {
-        return Err(ModelError::Architecture {
-            path: path.to_path_buf(),
-            found: config.model_type.clone(),
-            expected: "muse_glimmer_assistant",
-            mend: "give the assistant's folder, or a GGUF of architecture dflash".into(),
-        });
-    }
     let sizes = [
         ("hidden_size", config.hidden_size, 1 << 20),
         ("intermediate_size", config.intermediate_size, 1 << 22),
