@@ -70,6 +70,8 @@ def rounds(once):
             again += 1
             continue
         kept.append(result + (others,))
+        rates = [r if isinstance(r, float) else r["decode_tok_s"] or r["prefill_tok_s"] for r in result]
+        print("  round:", *(f"{rate:.2f}" for rate in rates), "tok/s", file=sys.stderr, flush=True)
     print(f"  other programs took {100 * max(r[-1] for r in kept):.0f} % of the processors at most; "
           f"{again} rounds made again")
     return list(zip(*kept))

@@ -39,17 +39,21 @@ impl Form for K6 {
         for (r, row) in rows.iter().enumerate() {
             let (low, high) = (&row[..128], &row[128..192]);
             let mut q = [0u8; 256];
-            for (k, q) in q.iter_mut().enumerate() {
-                *q = low[k / 128 * 64 + k % 64] >> (k / 64 % 2 * 4) & 15;
-            }
-            for (k, q) in q.iter_mut().enumerate() {
-                *q |= (high[k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3) << 4;
+            for (half, q) in q.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+                let (low, high) = (&low[64 * half..][..64], &high[32 * half..][..32]);
+                for j in 0..32 {
+                    q[j] = low[j] & 15 | (high[j] & 3) << 4;
+                    q[32 + j] = low[32 + j] & 15 | (high[j] >> 2 & 3) << 4;
+                    q[64 + j] = low[j] >> 4 | (high[j] >> 4 & 3) << 4;
+                    q[96 + j] = low[32 + j] >> 4 | high[j] >> 6 << 4;
+                }
             }
             for (group, q) in block.codes.iter_mut().zip(q.as_chunks::<16>().0) {
+                let words = q.as_chunks::<4>().0;
+                let last = u32::from_le_bytes(words[3]);
                 for (i, part) in group.iter_mut().enumerate() {
-                    for j in 0..4 {
-                        part[4 * r + j] = q[4 * i + j] | (q[12 + j] >> (2 * i) & 3) << 6;
-                    }
+                    let bits = (last >> (2 * i) & 0x0303_0303) << 6;
+                    part.as_chunks_mut::<4>().0[r] = (u32::from_le_bytes(words[i]) | bits).to_le_bytes();
                 }
             }
             for g in 0..16 {
