@@ -7,6 +7,8 @@ use std::fmt;
 pub enum Isa {
     /// Plain Rust; runs everywhere.
     Scalar,
+    /// NEON with the dot products of ARMv8.2.
+    Neon,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
@@ -15,7 +17,7 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
     /// Whether this processor runs it.
     pub fn available(self) -> bool {
@@ -24,6 +26,7 @@ impl Isa {
             use std::arch::is_x86_feature_detected as has;
             match self {
                 Isa::Scalar => true,
+                Isa::Neon => false,
                 Isa::Avx2 => has!("avx2") && has!("fma") && has!("f16c"),
                 Isa::Avx512 => {
                     Isa::Avx2.available()
@@ -35,7 +38,11 @@ impl Isa {
                 }
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            self == Isa::Scalar || self == Isa::Neon && std::arch::is_aarch64_feature_detected!("dotprod")
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             self == Isa::Scalar
         }
@@ -46,10 +53,11 @@ impl Isa {
         Isa::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Isa::Scalar)
     }
 
-    /// `scalar`, `avx2`, `avx512`.
+    /// `scalar`, `neon`, `avx2`, `avx512`.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
         }

@@ -7,6 +7,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 
 use crate::isa::Isa;
@@ -101,6 +103,8 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Out {
         Isa::Avx512 => avx512::run(kernel),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::run(kernel),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon::run(kernel),
         _ => kernel.eval(scalar::Scalar),
     }
 }

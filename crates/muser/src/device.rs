@@ -128,7 +128,7 @@ pub struct DeviceArgs {
     /// Threads of the CPU device [default: one a core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Instructions of the CPU device: avx512, avx2 or scalar [default: the best there are]
+    /// Instructions of the CPU device: avx512, avx2, neon or scalar [default: the best there are]
     #[arg(long, value_name = "NAME", value_parser = parse_isa)]
     pub isa: Option<Isa>,
     /// CPU: leave weights in the file and unpack them at every use; starts at once, decodes slowly
