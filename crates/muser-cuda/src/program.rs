@@ -7,7 +7,7 @@ use crate::launch::{Activation, Args, Planes};
 use crate::product::{GROUP, HEAD_PLANES, MOST_PLANES, Product, Segment, Shape};
 use crate::weights::{Matrix, TILE_COLS, TILE_ROWS, Weights};
 use cudarc::driver::CudaFunction;
-use muser_core::{Buf, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs, Slot};
+use muser_core::{Buf, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -82,22 +82,6 @@ impl<'a> Compiler<'a> {
         self.key.rows > SMALL
     }
 
-    fn matrix(&self, slot: Slot) -> Result<Matrix, DeviceError> {
-        self.weights
-            .matrices
-            .get(&slot)
-            .copied()
-            .ok_or_else(|| DeviceError::Backend(format!("{slot} is not on the card")))
-    }
-
-    fn vector(&self, slot: Slot) -> Result<u64, DeviceError> {
-        self.weights
-            .vectors
-            .get(&slot)
-            .copied()
-            .ok_or_else(|| DeviceError::Backend(format!("{slot} is not on the card")))
-    }
-
     fn push(
         &mut self,
         steps: Range<usize>,
@@ -145,7 +129,7 @@ impl<'a> Compiler<'a> {
         const NORM: &str = "src/kernels/norm.cu";
         match op {
             Op::Embed { table, norm_eps } => {
-                let t = self.matrix(*table)?;
+                let t = self.weights.matrix(*table)?;
                 let args = Args::default().ptr(b.rows.ptr).ptr(t.ptr).int(t.layout as usize).float(t.scale);
                 let args = args.int(hidden).float(norm_eps.unwrap_or(-1.0)).ptr(b.x.ptr);
                 self.push(i..i + 1, NORM, "embed", (n, 1, 1), 1024, args)?;
@@ -153,7 +137,8 @@ impl<'a> Compiler<'a> {
             }
             Op::Norm { from, weight, eps, to: _ } => {
                 let from = if *from == Buf::P { self.left(Buf::P) } else { Planes::one(b.x.ptr) };
-                let args = Args::default().planes(&from).ptr(self.vector(*weight)?).int(hidden).float(*eps);
+                let args =
+                    Args::default().planes(&from).ptr(self.weights.vector(*weight)?).int(hidden).float(*eps);
                 let args = args.activation(&b.h.addresses());
                 self.push(i..i + 1, NORM, "rms_norm", (n, 1, 1), 1024, args)?;
                 Ok(1)
@@ -175,7 +160,7 @@ impl<'a> Compiler<'a> {
                 };
                 let mut parts = vec![];
                 for (slot, out) in outs {
-                    parts.push((self.matrix(*slot)?, b.raw(*out).ptr));
+                    parts.push((self.weights.matrix(*slot)?, b.raw(*out).ptr));
                 }
                 let planes = self.multiply(i..i + 1, &parts, x, n, MOST_PLANES)?;
                 let left: Vec<_> = outs.iter().map(|(_, out)| *out).zip(planes).collect();
@@ -198,7 +183,7 @@ impl<'a> Compiler<'a> {
                     ));
                 }
                 let heads = if q_norm.is_some() { g.heads } else { 0 };
-                let q_norm = q_norm.map_or(Ok(0), |s| self.vector(s))?;
+                let q_norm = q_norm.map_or(Ok(0), |s| self.weights.vector(s))?;
                 let rope = match rope {
                     None => 0,
                     Some(RopePairs::Interleaved) => 1,
@@ -207,7 +192,7 @@ impl<'a> Compiler<'a> {
                 let args =
                     Args::default().ptr(b.rows.ptr).planes(&self.left(Buf::Q)).planes(&self.left(Buf::K));
                 let args = args.planes(&self.left(Buf::V)).ptr(b.q.ptr).ptr(b.k.ptr).int(heads);
-                let args = args.ptr(q_norm).ptr(self.vector(*k_norm)?).float(*eps).int(rope);
+                let args = args.ptr(q_norm).ptr(self.weights.vector(*k_norm)?).float(*eps).int(rope);
                 let args = args.ptr(b.angles(plan.pass)).cache(&self.kv.cache(*cache)).ptr(b.q16.ptr);
                 let grid = (n, (heads + 2 * g.kv_heads).div_ceil(4), 1);
                 self.push(i..i + 2, "src/kernels/attend.cu", "qk_norm_rope_store", grid, 128, args)?;
@@ -224,9 +209,10 @@ impl<'a> Compiler<'a> {
                     Some(Op::Capture { index }) => Some(*index),
                     _ => None,
                 };
-                let (weight, eps) = post.map_or(Ok((0, 0.0)), |(s, eps)| self.vector(s).map(|v| (v, eps)))?;
+                let (weight, eps) =
+                    post.map_or(Ok((0, 0.0)), |(s, eps)| self.weights.vector(s).map(|v| (v, eps)))?;
                 let args = Args::default().planes(&self.left(Buf::P)).ptr(weight).float(eps).ptr(b.x.ptr);
-                let args = args.ptr(self.vector(after.0)?).float(after.1).int(hidden);
+                let args = args.ptr(self.weights.vector(after.0)?).float(after.1).int(hidden);
                 let args = args.activation(&b.h.addresses()).ptr(b.rows.ptr);
                 let features = capture.map_or(0, |index| b.features.ptr + (index * hidden * 4) as u64);
                 let args = args.ptr(features).int(self.model.plans.width(plan.pass, Buf::Features));
@@ -235,7 +221,7 @@ impl<'a> Compiler<'a> {
                 Ok(steps.len())
             }
             Op::GateUp { gate, up } => {
-                let (gate, up) = (self.matrix(*gate)?, self.matrix(*up)?);
+                let (gate, up) = (self.weights.matrix(*gate)?, self.weights.matrix(*up)?);
                 self.gate_up(i..i + 1, gate, up)?;
                 Ok(1)
             }
@@ -246,7 +232,7 @@ impl<'a> Compiler<'a> {
                 };
                 let steps = i..i + 1 + usize::from(capped.is_some());
                 if self.key.logits > 0 {
-                    let m = self.matrix(*weight)?;
+                    let m = self.weights.matrix(*weight)?;
                     let (mul, cap) = capped.unwrap_or((1.0, 0.0));
                     self.head(steps.clone(), m, mul, cap)?;
                 }

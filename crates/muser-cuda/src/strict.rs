@@ -6,7 +6,7 @@ use crate::kv::Kv;
 use crate::launch::Args;
 use crate::program::{Key, Node, Work};
 use crate::weights::{Blocks, Weights};
-use muser_core::{Buf, DeviceError, Mask, Model, Op, Plan, RopePairs, Slot};
+use muser_core::{Buf, DeviceError, Mask, Model, Op, Plan, RopePairs};
 use std::ops::Range;
 
 /// Attention weights that are kept for a head: `depth`, rounded so that few programs are compiled.
@@ -43,16 +43,6 @@ pub(crate) fn compile(
 }
 
 impl Compiler<'_> {
-    fn blocks(&self, slot: Slot) -> Result<Blocks, DeviceError> {
-        let found = self.weights.blocks.get(&slot).copied();
-        found.ok_or_else(|| DeviceError::Backend(format!("{slot} is not on the card")))
-    }
-
-    fn vector(&self, slot: Slot) -> Result<u64, DeviceError> {
-        let found = self.weights.vectors.get(&slot).copied();
-        found.ok_or_else(|| DeviceError::Backend(format!("{slot} is not on the card")))
-    }
-
     fn push(
         &mut self,
         steps: Range<usize>,
@@ -95,11 +85,12 @@ impl Compiler<'_> {
         let rows = Args::default().ptr(b.rows.ptr);
         match &plan.steps[i].op {
             Op::Embed { table, norm_eps } => {
-                let args = rows.blocks(&self.blocks(*table)?).float(norm_eps.unwrap_or(-1.0)).ptr(b.x.ptr);
+                let args =
+                    rows.blocks(&self.weights.blocks(*table)?).float(norm_eps.unwrap_or(-1.0)).ptr(b.x.ptr);
                 self.push(steps, "strict_embed", (n, 1), 32, args)?;
             }
             Op::Norm { from, weight, eps, to } => {
-                let args = Args::default().ptr(self.at(*from)).ptr(self.vector(*weight)?).int(hidden);
+                let args = Args::default().ptr(self.at(*from)).ptr(self.weights.vector(*weight)?).int(hidden);
                 self.push(steps, "strict_norm", (n, 1), 32, args.float(*eps).ptr(self.at(*to)))?;
             }
             Op::Project { from, outs } => {
@@ -111,7 +102,7 @@ impl Compiler<'_> {
                     self.push(steps.clone(), "strict_pick", (n, 1), 256, args)?;
                 }
                 for (slot, out) in outs {
-                    self.project(steps.clone(), self.blocks(*slot)?, x, n, self.at(*out))?;
+                    self.project(steps.clone(), self.weights.blocks(*slot)?, x, n, self.at(*out))?;
                 }
             }
             Op::QkNormRope { q_norm, k_norm, eps, rope } => {
@@ -125,7 +116,8 @@ impl Compiler<'_> {
                 };
                 let q = q_norm.map(|weight| (Buf::Q, weight, g.heads));
                 for (buf, weight, heads) in q.into_iter().chain([(Buf::K, *k_norm, g.kv_heads)]) {
-                    let args = Args::default().ptr(b.rows.ptr).ptr(self.at(buf)).ptr(self.vector(weight)?);
+                    let args =
+                        Args::default().ptr(b.rows.ptr).ptr(self.at(buf)).ptr(self.weights.vector(weight)?);
                     let args = args.float(*eps).int(rope).ptr(b.angles(plan.pass));
                     self.push(steps.clone(), "strict_qk", (n, heads), 32, args)?;
                 }
@@ -153,9 +145,10 @@ impl Compiler<'_> {
             }
             Op::Tail { post, next } => {
                 let (weight, eps) =
-                    post.map_or(Ok((0, 0.0)), |(slot, eps)| self.vector(slot).map(|v| (v, eps)))?;
+                    post.map_or(Ok((0, 0.0)), |(slot, eps)| self.weights.vector(slot).map(|v| (v, eps)))?;
                 let args = Args::default().ptr(self.at(Buf::P)).ptr(weight).float(eps).ptr(b.x.ptr);
-                let args = args.ptr(self.vector(next.0)?).float(next.1).int(hidden).ptr(self.at(Buf::H));
+                let args =
+                    args.ptr(self.weights.vector(next.0)?).float(next.1).int(hidden).ptr(self.at(Buf::H));
                 self.push(steps, "strict_tail", (n, 1), 32, args)?;
             }
             Op::Capture { index } => {
@@ -165,7 +158,7 @@ impl Compiler<'_> {
                 self.push(steps, "strict_capture", (n, 1), 256, args)?;
             }
             Op::GateUp { gate, up } => {
-                let (gate, up, h) = (self.blocks(*gate)?, self.blocks(*up)?, self.at(Buf::H));
+                let (gate, up, h) = (self.weights.blocks(*gate)?, self.weights.blocks(*up)?, self.at(Buf::H));
                 self.project(steps.clone(), gate, h, n, b.raw.gate.ptr)?;
                 self.project(steps.clone(), up, h, n, b.raw.up.ptr)?;
                 let all = n * gate.rows;
@@ -174,7 +167,7 @@ impl Compiler<'_> {
                 self.push(steps, "strict_silu_mul", (all.div_ceil(256), 1), 256, args)?;
             }
             Op::Head { weight } => {
-                let (m, asked) = (self.blocks(*weight)?, self.key.logits);
+                let (m, asked) = (self.weights.blocks(*weight)?, self.key.logits);
                 if asked > 0 {
                     let x = b.picked.addresses().f;
                     let args = rows.ptr(self.at(Buf::H)).int(m.cols).ptr(x);

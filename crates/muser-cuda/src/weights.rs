@@ -118,9 +118,9 @@ pub(crate) struct Blocks {
 
 /// All weights of a model: tiles for the serving lane, blocks for the strict one.
 pub(crate) struct Weights {
-    pub matrices: HashMap<Slot, Matrix>,
-    pub blocks: HashMap<Slot, Blocks>,
-    pub vectors: HashMap<Slot, u64>,
+    matrices: HashMap<Slot, Matrix>,
+    blocks: HashMap<Slot, Blocks>,
+    vectors: HashMap<Slot, u64>,
     pub bytes: u64,
     _memory: Vec<Memory>,
 }
@@ -170,6 +170,21 @@ fn raw_row(dtype: DType, cols: usize) -> usize {
 }
 
 impl Weights {
+    /// A matrix of the serving lane.
+    pub fn matrix(&self, slot: Slot) -> Result<Matrix, DeviceError> {
+        self.matrices.get(&slot).copied().ok_or_else(|| absent(slot))
+    }
+
+    /// A matrix of the strict lane.
+    pub fn blocks(&self, slot: Slot) -> Result<Blocks, DeviceError> {
+        self.blocks.get(&slot).copied().ok_or_else(|| absent(slot))
+    }
+
+    /// The address of a vector.
+    pub fn vector(&self, slot: Slot) -> Result<u64, DeviceError> {
+        self.vectors.get(&slot).copied().ok_or_else(|| absent(slot))
+    }
+
     /// Copies every weight of the model's plans; `progress` gets bytes done and in all.
     pub fn load(
         gpu: &Gpu,
@@ -225,6 +240,10 @@ impl Weights {
         gpu.synchronize()?;
         Ok(weights)
     }
+}
+
+fn absent(slot: Slot) -> DeviceError {
+    DeviceError::Backend(format!("{slot} is not on the card; this is a defect of muser: use --device cpu"))
 }
 
 /// Memory on the card that a tensor passes through.

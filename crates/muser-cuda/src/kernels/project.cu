@@ -4,7 +4,7 @@
 // are done. Rows of tiles that a warp has alone it writes; those cut between warps are joined at the end, in the warps' order.
 // Where a row of tiles is cut between two blocks, the second part goes to plane 1; with columns in slices, each slice has a plane.
 // Bytes: the weights, once for all rows. Operations: 2 a weight and row, with 16 rows or 8 paid for.
-// Memory binds; about 55 instructions for 32 weights of a lane stay under it.
+// Memory binds; about 70 instructions for 32 weights of a lane (Q4K) stay under it.
 // Mirrors of the structs in launch.rs.
 struct Segment {
     const u8* w;
