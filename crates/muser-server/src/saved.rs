@@ -25,7 +25,7 @@ pub enum SavedError {
     Name(String),
     #[error("there is no saved session {0:?}")]
     Missing(String),
-    #[error("saved session {name:?}: {why}")]
+    #[error("saved session {name:?}: {why}; send the prompt again and save anew")]
     Bad { name: String, why: &'static str },
     #[error("saved session {name:?}: {source}")]
     Io { name: String, source: std::io::Error },
@@ -46,11 +46,11 @@ pub struct SavedSessions {
     fingerprint: [u8; 32],
 }
 
-/// Tells models, drafters and kinds of devices apart: shapes and types of all weights, and the beginning of each.
+/// Tells models, drafters, lanes and kinds of devices apart: shapes and types of all weights, and the beginning of each.
 fn fingerprint(model: &Model, device: &DeviceInfo) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(device.kind);
-    hash.update(format!("{:?} {:?}", model.geometry(), model.plans.caches));
+    hash.update(format!("{:?} {:?} {:?}", device.lane, model.geometry(), model.plans.caches));
     // Target and drafter have slots of the same name.
     let name = |slot: &muser_core::plan::Slot| format!("{:?} {slot}", slot.net);
     let mut slots: Vec<_> = model.slots.iter().map(|(slot, shape)| (name(slot), slot, shape)).collect();
@@ -134,11 +134,11 @@ impl SavedSessions {
         };
         let (version, fields) = fields.split_at(4);
         if version != VERSION.to_le_bytes() {
-            return Err(bad("another version of muser wrote it; compute the prompt again"));
+            return Err(bad("another version of muser wrote it"));
         }
         let (fingerprint, counts) = fields.split_at(32);
         if fingerprint != self.fingerprint {
-            return Err(bad("it is of another model, drafter or kind of device"));
+            return Err(bad("it is of another model, drafter, lane or kind of device"));
         }
         let count = |at: usize| {
             let bytes = counts.get(at..at + 8).and_then(|b| <[u8; 8]>::try_from(b).ok()).unwrap_or_default();
