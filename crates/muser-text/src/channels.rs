@@ -59,8 +59,12 @@ pub(crate) const CONTROL: [&str; 12] = [
 /// Opens a block of calls.
 pub(crate) const CALLS: &str = "<atem:function_calls>";
 
-/// Stands for the `|` of ordinary tokens while the parser works: every control token has one. No text holds this noncharacter.
-const BAR: &str = "\u{fdd0}";
+/// Stands for the `|` of ordinary tokens while the parser works: every control token has one. Text may hold these
+/// noncharacters too: then the second, which begins nothing else, begins a pair.
+const BAR: char = '\u{fdd0}';
+const PAIR: char = '\u{fdd1}';
+const OF_BAR: char = '\u{fdd2}';
+const OF_PAIR: char = '\u{fdd3}';
 
 /// Where the parser stands.
 enum State {
@@ -151,18 +155,29 @@ impl ChannelParser {
 
     /// Takes more text, in which the text of a control token is that token.
     pub fn push(&mut self, text: &str) -> Vec<Event> {
-        let mut events = vec![];
-        self.held.push_str(text);
-        while self.advance(&mut events) {}
-        self.held.drain(..std::mem::take(&mut self.at));
-        events.iter_mut().for_each(restore);
-        events
+        self.take(text, false)
     }
 
     /// Takes the text of one token. Only a special token's is markup: what ordinary tokens spell, such as a file about chat
     /// templates, stays text.
     pub fn push_token(&mut self, text: &str, special: bool) -> Vec<Event> {
-        if special || !text.contains('|') { self.push(text) } else { self.push(&text.replace('|', BAR)) }
+        self.take(text, !special)
+    }
+
+    fn take(&mut self, text: &str, ordinary: bool) -> Vec<Event> {
+        let mut events = vec![];
+        for c in text.chars() {
+            match c {
+                '|' if ordinary => self.held.push(BAR),
+                BAR => self.held.extend([PAIR, OF_BAR]),
+                PAIR => self.held.extend([PAIR, OF_PAIR]),
+                c => self.held.push(c),
+            }
+        }
+        while self.advance(&mut events) {}
+        self.held.drain(..std::mem::take(&mut self.at));
+        events.iter_mut().for_each(restore);
+        events
     }
 
     /// Ends the stream, whatever the state: open calls are completed to valid JSON.
@@ -391,8 +406,18 @@ fn restore(event: &mut Event) {
     else {
         return;
     };
-    if text.contains(BAR) {
-        *text = text.replace(BAR, "|");
+    if text.contains([BAR, PAIR]) {
+        let mut plain = String::with_capacity(text.len());
+        let mut chars = text.chars().peekable();
+        while let Some(c) = chars.next() {
+            plain.push(match c {
+                BAR => '|',
+                PAIR if chars.next_if_eq(&OF_BAR).is_some() => BAR,
+                PAIR if chars.next_if_eq(&OF_PAIR).is_some() => PAIR,
+                c => c,
+            });
+        }
+        *text = plain;
     }
 }
 

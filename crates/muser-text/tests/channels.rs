@@ -223,6 +223,7 @@ fn arguments_have_the_types_of_the_schema() {
 #[test]
 fn closers_inside_values_are_text() {
     for content in [
+        "noncharacters \u{fdd0}\u{fdd1}\u{fdd2}\u{fdd1}\u{fdd3} and |",
         "a </atem:parameter> b",
         "</atem:invoke>",
         "x </atem:function_calls> y",
@@ -488,8 +489,8 @@ proptest! {
     /// A turn in a conversation's history, as the template writes it, is what the model should have written.
     #[test]
     fn what_the_template_writes_comes_back(
-        reasoning in "[^<]{1,30}",
-        content in "[^<]{1,30}",
+        reasoning in "[^<]{1,30}|[|\u{fdd0}-\u{fdd3}]{1,9}",
+        content in "[^<]{1,30}|[|\u{fdd0}-\u{fdd3}]{1,9}",
         strings in prop::collection::vec(prop_oneof!["\\PC{0,30}", Just("{\"a\": [1]}".into()), Just("null".into()), Just(" x\n".into())], 2),
         days in any::<i64>(),
         exact in any::<bool>(),
