@@ -15,8 +15,8 @@ impl Fields {
         let bad = |why: String| ApiError::new(Kind::Invalid, why);
         match serde_json::from_slice(body) {
             Ok(Value::Object(map)) => Ok(Fields { map }),
-            Ok(_) => Err(bad("the body must be a JSON object".into())),
-            Err(error) => Err(bad(format!("the body is not JSON: {error}"))),
+            Ok(_) => Err(bad("the body must be a JSON object, {\"messages\": ...} say".into())),
+            Err(error) => Err(bad(format!("the body is not JSON: {error}; send one JSON object in UTF-8"))),
         }
     }
 

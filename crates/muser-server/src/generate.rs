@@ -70,8 +70,6 @@ pub struct Generation {
     receiver: UnboundedReceiver<(usize, Output)>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// The prompt's text, where a template made it.
-    pub prompt_text: String,
     /// How many choices.
     pub n: usize,
     open: usize,
@@ -172,9 +170,9 @@ impl Generator {
         let timeout = request.timeout.or(self.timeout);
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let (sender, receiver) = unbounded_channel();
-        let (prompt_text, tools, committed, marks, grammar) = match rendered {
-            Some(p) => (p.text, p.tools, p.committed, p.marks, p.grammar.map(Arc::new)),
-            None => (String::new(), None, false, vec![tokens.len()], None),
+        let (tools, committed, marks, grammar) = match rendered {
+            Some(p) => (p.tools, p.committed, p.marks, p.grammar.map(Arc::new)),
+            None => (None, false, vec![tokens.len()], None),
         };
         let is_chat = matches!(request.input, Input::Chat(_));
         let work = |choice: usize| {
@@ -229,7 +227,7 @@ impl Generator {
                 Refusal::ShuttingDown => closing(),
             });
         }
-        Ok(Generation { receiver, prompt_tokens: tokens.len(), prompt_text, n: request.n, open: request.n })
+        Ok(Generation { receiver, prompt_tokens: tokens.len(), n: request.n, open: request.n })
     }
 }
 

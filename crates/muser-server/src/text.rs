@@ -4,12 +4,10 @@ use crate::constrain::{Answer, Choice, Grammars, MessageGrammar};
 use crate::error::{ApiError, Kind};
 use crate::request::{Chat, Level};
 use muser_format::Gguf;
-use muser_text::{ChatTemplate, Specials, TextError, Tokenizer, Vocab};
+use muser_text::{ChatTemplate, Rendered, Specials, TextError, Tokenizer, Vocab};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// Marks a control token's text in what a client sent: it stays text. No Unicode text contains this character.
-const GUARD: char = '\u{10fffe}';
 /// The header of an answer, committed to when the model is not to reason.
 const ANSWER: &str = " to=user<|message|>";
 
@@ -31,7 +29,7 @@ pub struct TextModel {
 /// A conversation as a prompt.
 pub struct Prompt {
     /// The prompt's text.
-    pub text: String,
+    pub rendered: Rendered,
     /// The prompt.
     pub tokens: Vec<u32>,
     /// Where other prompts are likely to part from this one.
@@ -60,10 +58,7 @@ impl TextModel {
 
     /// Renders a conversation and compiles what its answer must follow. With `free_calls`, tools alone ask for no grammar.
     pub fn prompt(&self, chat: &Chat, answer: &Answer, free_calls: bool) -> Result<Prompt, ApiError> {
-        let mut messages = chat.messages.clone();
-        let mut tools = chat.tools.clone();
-        let guarded = self.guard(&mut messages) | tools.as_mut().is_some_and(|t| self.guard(t));
-        let (messages, tools) = muser_text::messages::normalize(&messages, tools.as_ref())?;
+        let (messages, tools) = muser_text::messages::normalize(&chat.messages, chat.tools.as_ref())?;
         refuse_images(&messages)?;
         let mut variables = Map::new();
         variables.insert("add_generation_prompt".into(), true.into());
@@ -71,7 +66,7 @@ impl TextModel {
             variables.insert("reasoning_strength".into(), level.strength().into());
         }
         variables.extend(chat.variables.clone());
-        let mut text = self.template.render(&messages, tools.as_ref(), &variables)?;
+        let mut rendered = self.template.render(&messages, tools.as_ref(), &variables)?;
         let silent = chat.reasoning.level == Some(Level::Off);
         let budget = chat.reasoning.budget.is_some();
         let free = free_calls && chat.choice == Choice::Auto && *answer == Answer::Free;
@@ -90,63 +85,12 @@ impl TextModel {
         // A grammar forbids the reasoning header itself; without one, the answer's header is committed.
         let committed = silent && grammar.is_none();
         if committed {
-            text.push_str(ANSWER);
+            rendered.push(ANSWER);
         }
-        let tokens =
-            if guarded { self.encode_guarded(&text) } else { self.tokenizer.encode(&text, Specials::Parse) };
-        let text = text.replace(GUARD, "");
+        let tokens = rendered.encode(&self.tokenizer);
         let system = tokens.iter().position(|t| *t == self.first_end).map(|at| at + 1);
         let marks = system.into_iter().chain([tokens.len()]).collect();
-        Ok(Prompt { text, tokens, marks, tools, committed, grammar })
-    }
-
-    /// Breaks the text of control tokens in all strings of a value; whether there were any.
-    fn guard(&self, value: &mut Value) -> bool {
-        match value {
-            Value::String(text) => {
-                if !text.contains("<|")
-                    || self
-                        .tokenizer
-                        .encode(text, Specials::Parse)
-                        .iter()
-                        .all(|id| !self.tokenizer.is_special(*id))
-                {
-                    return false;
-                }
-                *text = text.replace("<|", &format!("<{GUARD}|"));
-                true
-            }
-            Value::Array(all) => all.iter_mut().fold(false, |found, v| self.guard(v) | found),
-            Value::Object(map) => map.values_mut().fold(false, |found, v| self.guard(v) | found),
-            _ => false,
-        }
-    }
-
-    /// Encodes a rendered text whose guarded control tokens are plain text.
-    fn encode_guarded(&self, text: &str) -> Vec<u32> {
-        let mut out = vec![];
-        let mut plain = String::new();
-        let mut rest = text;
-        while let Some(at) = rest.find("<|") {
-            let special = rest[at..].find("|>").and_then(|end| {
-                let token = &rest[at..at + end + 2];
-                Some((self.tokenizer.special(token)?, token.len()))
-            });
-            let (id, len) = special.map_or((None, 2), |(id, len)| (Some(id), len));
-            plain.push_str(&rest[..at]);
-            match id {
-                Some(id) => {
-                    out.extend(self.tokenizer.encode(&plain.replace(GUARD, ""), Specials::Plain));
-                    plain.clear();
-                    out.push(id);
-                }
-                None => plain.push_str(&rest[at..at + len]),
-            }
-            rest = &rest[at + len..];
-        }
-        plain.push_str(rest);
-        out.extend(self.tokenizer.encode(&plain.replace(GUARD, ""), Specials::Plain));
-        out
+        Ok(Prompt { rendered, tokens, marks, tools, committed, grammar })
     }
 }
 

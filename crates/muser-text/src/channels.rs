@@ -5,6 +5,7 @@
 //! intent is clear it is followed, else the text is shown.
 
 use crate::atem::{CallParser, TAGS};
+use crate::bars;
 use crate::header::{self, Header, Switch};
 use crate::types::Tools;
 use serde_json::Value;
@@ -58,13 +59,6 @@ pub(crate) const CONTROL: [&str; 12] = [
 ];
 /// Opens a block of calls.
 pub(crate) const CALLS: &str = "<atem:function_calls>";
-
-/// Stands for the `|` of ordinary tokens while the parser works: every control token has one. Text may hold these
-/// noncharacters too: then the second, which begins nothing else, begins a pair.
-const BAR: char = '\u{fdd0}';
-const PAIR: char = '\u{fdd1}';
-const OF_BAR: char = '\u{fdd2}';
-const OF_PAIR: char = '\u{fdd3}';
 
 /// Where the parser stands.
 enum State {
@@ -166,14 +160,7 @@ impl ChannelParser {
 
     fn take(&mut self, text: &str, ordinary: bool) -> Vec<Event> {
         let mut events = vec![];
-        for c in text.chars() {
-            match c {
-                '|' if ordinary => self.held.push(BAR),
-                BAR => self.held.extend([PAIR, OF_BAR]),
-                PAIR => self.held.extend([PAIR, OF_PAIR]),
-                c => self.held.push(c),
-            }
-        }
+        bars::hide(text, ordinary, &mut self.held);
         while self.advance(&mut events) {}
         self.held.drain(..std::mem::take(&mut self.at));
         events.iter_mut().for_each(restore);
@@ -406,17 +393,9 @@ fn restore(event: &mut Event) {
     else {
         return;
     };
-    if text.contains([BAR, PAIR]) {
-        let mut plain = String::with_capacity(text.len());
-        let mut chars = text.chars().peekable();
-        while let Some(c) = chars.next() {
-            plain.push(match c {
-                BAR => '|',
-                PAIR if chars.next_if_eq(&OF_BAR).is_some() => BAR,
-                PAIR if chars.next_if_eq(&OF_PAIR).is_some() => PAIR,
-                c => c,
-            });
-        }
+    if !bars::is_same(text) {
+        let mut plain = String::new();
+        bars::restore(text, &mut plain);
         *text = plain;
     }
 }

@@ -1,11 +1,13 @@
 //! Tokenizer, chat template, and the parser of channels and tool calls.
 
 mod atem;
+mod bars;
 mod bpe;
 pub mod channels;
 mod header;
 pub mod messages;
 mod python;
+mod rendered;
 pub mod split;
 pub mod template;
 pub mod tokenizer;
@@ -13,6 +15,7 @@ mod turn;
 mod types;
 
 pub use channels::{ChannelParser, Event, Message, ToolCall, parse_message};
+pub use rendered::Rendered;
 pub use template::ChatTemplate;
 pub use tokenizer::{Detokenizer, Specials, Tokenizer, Vocab};
 

@@ -1,5 +1,6 @@
 //! The model's chat template, rendered by minijinja as transformers renders it with jinja2.
 
+use crate::rendered::{Rendered, hide, hide_map};
 use crate::{TextError, python};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, ValueKind};
@@ -61,18 +62,18 @@ impl ChatTemplate {
     }
 
     /// Renders messages (as the template expects them, see [`crate::messages::normalize`]) and tools with the template's
-    /// variables, such as `add_generation_prompt`, `reasoning_strength` and `current_date`.
+    /// variables, such as `add_generation_prompt`, `reasoning_strength` and `current_date`. What they spell stays text.
     pub fn render(
         &self,
         messages: &Json,
         tools: Option<&Json>,
         kwargs: &Map<String, Json>,
-    ) -> Result<String, TextError> {
+    ) -> Result<Rendered, TextError> {
         let mut context = Map::new();
-        context.insert("messages".into(), messages.clone());
-        context.insert("tools".into(), tools.cloned().unwrap_or(Json::Null));
+        context.insert("messages".into(), hide(messages));
+        context.insert("tools".into(), tools.map_or(Json::Null, hide));
         context.insert("bos_token".into(), Json::from(self.bos.as_str()));
-        context.extend(kwargs.iter().map(|(k, v)| (k.clone(), v.clone())));
+        context.extend(hide_map(kwargs));
         let failed = |e: Error| TextError::Template(e.detail().map_or_else(|| e.to_string(), str::to_string));
         let template = self.environment.get_template("chat").map_err(failed)?;
         let mut text = Bounded::default();
@@ -85,7 +86,7 @@ impl ChatTemplate {
             )),
             _ => failed(error),
         })?;
-        String::from_utf8(text.0).map_err(|e| TextError::Template(e.to_string()))
+        String::from_utf8(text.0).map(Rendered::new).map_err(|e| TextError::Template(e.to_string()))
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Vocab {
 /// Whether the text of a special token becomes that token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specials {
-    /// Yes: rendered templates.
+    /// Yes: text that may hold them, such as what another program rendered.
     Parse,
     /// No: text from users, which must not be able to write control tokens.
     Plain,
@@ -236,6 +236,24 @@ impl Tokenizer {
 
     /// Ids of a text. The beginning-of-text token is the caller's business ([`Tokenizer::bos`]).
     pub fn encode(&self, text: &str, specials: Specials) -> Vec<u32> {
+        match specials {
+            Specials::Parse => self.encode_between(text, self.find_specials(text)),
+            Specials::Plain => self.encode_between(text, []),
+        }
+    }
+
+    /// Where special tokens stand in a text.
+    pub(crate) fn find_specials(&self, text: &str) -> impl Iterator<Item = (Range<usize>, u32)> {
+        let found = self.specials.iter().flat_map(move |finder| finder.find_iter(text));
+        found.map(|found| (found.range(), self.special_ids[found.pattern().as_usize()]))
+    }
+
+    /// Ids of a text in which these ranges, in order, are these tokens.
+    pub(crate) fn encode_between(
+        &self,
+        text: &str,
+        tokens: impl IntoIterator<Item = (Range<usize>, u32)>,
+    ) -> Vec<u32> {
         let mut encoder = Encoder {
             tokenizer: self,
             ids: Vec::with_capacity(text.len() / 4 + 4),
@@ -243,12 +261,10 @@ impl Tokenizer {
             seen: HashMap::new(),
         };
         let mut at = 0;
-        if let (Specials::Parse, Some(finder)) = (specials, &self.specials) {
-            for found in finder.find_iter(text) {
-                encoder.push(&text[at..found.start()]);
-                encoder.ids.push(self.special_ids[found.pattern().as_usize()]);
-                at = found.end();
-            }
+        for (range, id) in tokens {
+            encoder.push(&text[at..range.start]);
+            encoder.ids.push(id);
+            at = range.end;
         }
         encoder.push(&text[at..]);
         encoder.ids

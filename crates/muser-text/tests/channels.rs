@@ -507,7 +507,7 @@ proptest! {
         let answers = json!([user, {"role": "assistant", "reasoning_content": reasoning, "content": content}]);
         let render = |messages: &Value, prompt: bool| {
             let kwargs = json!({"add_generation_prompt": prompt, "current_date": "2026-09-15"});
-            TEMPLATE.render(messages, Some(&tools()), kwargs.as_object().unwrap()).unwrap()
+            TEMPLATE.render(messages, Some(&tools()), kwargs.as_object().unwrap()).unwrap().text()
         };
         let prompt = render(&ask, true);
         let acted = parse(render(&acts, false).strip_prefix(&prompt).unwrap());

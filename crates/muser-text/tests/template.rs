@@ -18,7 +18,7 @@ fn cases(name: &str) -> Vec<Value> {
 
 fn render(case: &Value) -> Result<String, muser_text::TextError> {
     let tools = Some(&case["tools"]).filter(|t| !t.is_null());
-    template().render(&case["messages"], tools, case["kwargs"].as_object().unwrap())
+    template().render(&case["messages"], tools, case["kwargs"].as_object().unwrap()).map(|r| r.text())
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn refusals_are_transformers() {
 #[test]
 fn the_date_is_today_where_none_is_given() {
     let messages = serde_json::json!([{"role": "user", "content": "x"}]);
-    let text = template().render(&messages, None, &serde_json::Map::new()).unwrap();
+    let text = template().render(&messages, None, &serde_json::Map::new()).unwrap().text();
     let date = text.split_once("Current date: ").unwrap().1.split_once('.').unwrap().0;
     assert!(date.len() == 10 && date.starts_with("20") && date.as_bytes()[4] == b'-', "{date}");
 }
@@ -64,7 +64,7 @@ fn numbers_and_json_are_pythons() {
         ChatTemplate::new("{{ messages.f }} {{ messages | tojson }} {{ messages.g | tojson(indent=2) }}", "");
     // jinja2 with transformers' tojson.
     let want = "1e+20 {\"f\": 1e+20, \"g\": [1e-07, 2.0, 3, -0.5], \"s\": \"é \\\"<>&'\u{2028}\\u0001\"} [\n  1e-07,\n  2.0,\n  3,\n  -0.5\n]";
-    assert_eq!(template.unwrap().render(&messages, None, &serde_json::Map::new()).unwrap(), want);
+    assert_eq!(template.unwrap().render(&messages, None, &serde_json::Map::new()).unwrap().text(), want);
 }
 
 const MINI: &str = "<|begin_of_text|><|start|>system<|message|>You are Glimmer Mini.\n\nReasoning strength: low.\n\n\
@@ -88,7 +88,7 @@ fn the_default_model_brings_its_own_template() {
         {"role": "tool", "tool_call_id": "c", "content": "21"},
     ]);
     let kwargs = serde_json::json!({"add_generation_prompt": true, "reasoning_strength": "low"});
-    let text = template.render(&messages, None, kwargs.as_object().unwrap()).unwrap();
+    let text = template.render(&messages, None, kwargs.as_object().unwrap()).unwrap().text();
     // The recipe's chat_template.jinja through transformers' renderer.
     assert_eq!(text, MINI);
 }

@@ -3,7 +3,7 @@
 use crate::text::Text;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use muser_text::{Specials, messages};
+use muser_text::messages;
 use serde_json::{Map, Value as Json};
 
 /// How long the model reasons before it answers.
@@ -50,9 +50,9 @@ pub fn render(text: &Text, messages: &[Json], tools: Option<&Json>, think: Optio
     let mut rendered = text.template()?.render(&messages, tools.as_ref(), &kwargs)?;
     let recipient = (think == Some(Think::Off)).then_some("user");
     if recipient.is_some() {
-        rendered += " to=user<|message|>";
+        rendered.push(" to=user<|message|>");
     }
-    let ids = text.tokenizer.encode(&rendered, Specials::Parse);
+    let ids = rendered.encode(&text.tokenizer);
     if ids.is_empty() {
         bail!("the chat template rendered nothing");
     }

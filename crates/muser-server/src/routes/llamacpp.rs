@@ -222,7 +222,7 @@ pub async fn apply_template(State(app): State<Arc<App>>, request: axum::extract:
         fields.ignore(&["model"]);
         app.finish(fields)?;
         let prompt = app.generator.text.prompt(&chat, &Default::default(), true)?;
-        Ok(Json(json!({"prompt": prompt.text})).into_response())
+        Ok(Json(json!({"prompt": prompt.rendered.text()})).into_response())
     };
     reply(read.await)
 }

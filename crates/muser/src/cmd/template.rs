@@ -37,7 +37,7 @@ impl Template {
             lines += 1;
             let rendered = line.and_then(|conversation| {
                 let (messages, tools, kwargs) = parts(&conversation)?;
-                Ok(template.render(messages, tools, &kwargs)?)
+                Ok(template.render(messages, tools, &kwargs)?.text())
             });
             let printed = rendered.map(Json::from).unwrap_or_else(|error| {
                 failed += 1;
