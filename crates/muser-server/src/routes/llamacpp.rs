@@ -6,7 +6,7 @@ use super::openai::timings;
 use crate::app::App;
 use crate::error::{ApiError, Kind, Protocol};
 use crate::generate::{Finish, Output, TokenReport, Usage};
-use crate::request::{Input, Request, check_logprobs};
+use crate::request::{Input, Request, check_logprobs, not_text};
 use crate::stream::{self, Encoder, data};
 use crate::text::TextModel;
 use axum::Json;
@@ -31,7 +31,7 @@ async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
     let (mut fields, client) = app.read(request).await?;
     let prompt = match fields.take("prompt") {
         // Texts and token ids may be mixed in one prompt.
-        Some(Value::Array(parts)) if parts.iter().all(|p| !p.is_array()) => {
+        Some(Value::Array(parts)) if parts.iter().all(|p| p.is_string() || p.is_number()) => {
             mixed(&app.generator.text, &parts)?
         }
         other => match &read_prompts(&app.generator.text, other)?[..] {
@@ -44,6 +44,9 @@ async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
             }
         },
     };
+    if fields.take("image_data").is_some_and(|i| i.as_array().is_none_or(|all| !all.is_empty())) {
+        return Err(not_text("image_data", "image"));
+    }
     let mut request = Request::new(Input::Tokens(prompt));
     request.read_common(&mut fields)?;
     request.client = client;

@@ -6,7 +6,7 @@ use crate::constrain::Answer;
 use crate::error::{ApiError, Kind, Protocol};
 use crate::fields::Fields;
 use crate::generate::{Finish, Generation, Output, Usage};
-use crate::request::{Chat, Input, Level, Reasoning, Request, read_sampling};
+use crate::request::{Chat, Input, Level, Reasoning, Request, not_text, read_sampling};
 use crate::stream::{self, Encoder};
 use axum::Json;
 use axum::extract::State;
@@ -43,7 +43,7 @@ async fn answer(app: Arc<App>, request: axum::extract::Request, chat: bool) -> R
     if let Some(options) = fields.object("options")? {
         read_options(options, &mut request)?;
     }
-    fields.ignore(&["keep_alive", "template", "context", "images", "options", "logprobs", "top_logprobs"]);
+    fields.ignore(&["keep_alive", "template", "context", "options", "logprobs", "top_logprobs"]);
     app.finish(fields)?;
     let name = app.generator.text.name.clone();
     let empty = matches!(&request.input, Input::Tokens(t) if t.is_empty())
@@ -109,12 +109,9 @@ fn read_think(fields: &mut Fields) -> Result<Reasoning, ApiError> {
 fn read_chat(fields: &mut Fields) -> Result<Option<Input>, ApiError> {
     let wrong = || ApiError::field("messages", "messages must be an array of messages");
     let Some(Value::Array(mut messages)) = fields.take("messages") else { return Err(wrong()) };
-    for message in &mut messages {
+    for (i, message) in messages.iter_mut().enumerate() {
         let map = message.as_object_mut().ok_or_else(wrong)?;
-        if map.remove("images").is_some_and(|i| i.as_array().is_some_and(|a| !a.is_empty())) {
-            let why = "images cannot be read: this server runs the text model only";
-            return Err(ApiError::new(Kind::Unsupported, why));
-        }
+        no_images(&format!("messages[{i}].images"), map.remove("images"))?;
         for (ours, theirs) in [("reasoning_content", "thinking"), ("name", "tool_name")] {
             map.remove(theirs).map(|value| map.insert(ours.into(), value));
         }
@@ -130,13 +127,20 @@ fn read_chat(fields: &mut Fields) -> Result<Option<Input>, ApiError> {
     }))))
 }
 
+fn no_images(at: &str, images: Option<Value>) -> Result<(), ApiError> {
+    match images {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::Array(all)) if all.is_empty() => Ok(()),
+        Some(_) => Err(not_text(at, "image")),
+    }
+}
+
 fn read_prompt(app: &App, fields: &mut Fields) -> Result<Option<Input>, ApiError> {
     let prompt = fields.string("prompt")?.unwrap_or_default();
+    no_images("images", fields.take("images"))?;
     if fields.string("suffix")?.is_some_and(|s| !s.is_empty()) {
-        return Err(ApiError::new(
-            Kind::Unsupported,
-            "suffix cannot be used: this model does not fill in the middle",
-        ));
+        let why = "suffix cannot be used: this model does not fill in the middle; send a prompt alone";
+        return Err(ApiError::field("suffix", why));
     }
     let (system, reasoning) = (fields.string("system")?, read_think(fields)?);
     if prompt.is_empty() {

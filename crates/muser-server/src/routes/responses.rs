@@ -5,7 +5,7 @@ use crate::app::{App, now, unique};
 use crate::error::{ApiError, Kind, Protocol};
 use crate::fields::Fields;
 use crate::generate::{Finish, Output, Usage};
-use crate::request::{Input, Request, read_sampling, read_text_format};
+use crate::request::{Input, Request, only_text, read_sampling, read_text_format};
 use crate::stream::{self, Encoder, event};
 use axum::Json;
 use axum::extract::State;
@@ -43,7 +43,7 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
             let message = format!(
                 "{name} needs stored state, which this server has not: send the whole conversation as input"
             );
-            return Err(ApiError { kind: Kind::Unsupported, message, param: Some(name.into()) });
+            return Err(ApiError::field(name, message));
         }
     }
     let messages = read_input(&mut fields)?;
@@ -52,10 +52,11 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
         let function = |tool: &Value| tool.get("type").and_then(Value::as_str) == Some("function");
         if let Some(other) = tools.iter().find(|t| !function(t)) {
             let message = format!("tools: {} cannot be run by this server; offer functions", other["type"]);
-            return Err(ApiError { kind: Kind::Unsupported, message, param: Some("tools".into()) });
+            return Err(ApiError::field("tools", message));
         }
         fields.put("tools", Value::Array(tools));
     }
+    let summary = wants_summary(&mut fields);
     let chat = read_chat(&mut fields, messages)?;
     let mut request = Request::new(Input::Chat(Box::new(chat)));
     request.client = client;
@@ -71,7 +72,7 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
     fields.ignore(&IGNORED);
     app.finish(fields)?;
     let mut generation = app.generator.start(request)?;
-    let mut items = Items::new(app.generator.text.name.clone());
+    let mut items = Items::new(app.generator.text.name.clone(), summary);
     if stream {
         return Ok(stream::response(generation, items, stream::SSE));
     }
@@ -89,6 +90,15 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
         nowhere.clear();
     }
     Err(ApiError::new(Kind::Internal, "the generation ended without an end"))
+}
+
+/// Whether the client asks for summaries of the reasoning: it then reads nothing else, and is given all of it as one.
+fn wants_summary(fields: &mut Fields) -> bool {
+    let Some(reasoning) = fields.take("reasoning") else { return false };
+    let wanted =
+        ["summary", "generate_summary"].iter().any(|k| reasoning.get(k).is_some_and(|s| !s.is_null()));
+    fields.put("reasoning", reasoning);
+    wanted
 }
 
 /// Instructions and input as messages of a chat.
@@ -120,6 +130,7 @@ fn read_item(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), Ap
     };
     match item.get("type").and_then(Value::as_str).unwrap_or("message") {
         "message" => {
+            only_text(&format!("{at}.content"), item.get("content"))?;
             let role = item.get("role").and_then(Value::as_str).unwrap_or_default();
             let open = messages.last_mut().filter(|m| m["role"] == "assistant" && m["content"].is_null());
             match open.filter(|m| role == "assistant" && m.get("tool_calls").is_none_or(Value::is_null)) {
@@ -149,10 +160,19 @@ fn read_item(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), Ap
         "function_call_output" => {
             let output = match item.get("output") {
                 Some(Value::String(text)) => json!(text),
-                Some(Value::Array(parts)) => json!(parts),
+                Some(Value::Array(parts)) => {
+                    only_text(&format!("{at}.output"), item.get("output"))?;
+                    json!(parts)
+                }
                 other => json!(other.map(Value::to_string).unwrap_or_default()),
             };
             messages.push(json!({"role": "tool", "tool_call_id": item.get("call_id"), "content": output}));
+        }
+        "item_reference" => {
+            let message = format!(
+                "{at} refers to an item by its id, and this server keeps none: send the item itself, which clients do with store set to false"
+            );
+            return Err(ApiError::field(at, message));
         }
         other => {
             let known = "message, reasoning, function_call and function_call_output";
@@ -167,6 +187,8 @@ struct Items {
     id: String,
     created: u64,
     model: String,
+    /// Reasoning goes out as its summary.
+    summary: bool,
     done: Vec<Value>,
     /// The open item and its text so far.
     open: Option<(Value, String)>,
@@ -174,8 +196,8 @@ struct Items {
 }
 
 impl Items {
-    fn new(model: String) -> Self {
-        Items { id: unique("resp_"), created: now(), model, done: vec![], open: None, sequence: 0 }
+    fn new(model: String, summary: bool) -> Self {
+        Items { id: unique("resp_"), created: now(), model, summary, done: vec![], open: None, sequence: 0 }
     }
 
     fn emit(&mut self, name: &str, mut data: Value, out: &mut String) {
@@ -212,13 +234,9 @@ impl Items {
                 }
             };
             self.start(item, out);
-            if let Some(part) = self.part("") {
-                let place = self.place();
-                self.emit(
-                    "response.content_part.added",
-                    join(place, json!({"content_index": 0, "part": part})),
-                    out,
-                );
+            if let Some(shape) = self.shape() {
+                let data = join(self.place(), json!({shape.index: 0, "part": shape.part("")}));
+                self.emit(shape.added, data, out);
             }
         }
         self.delta(text, out);
@@ -237,54 +255,45 @@ impl Items {
         json!({"item_id": id, "output_index": self.done.len()})
     }
 
-    /// The open item's part with this text; calls have none.
-    fn part(&self, text: &str) -> Option<Value> {
+    /// The form of the open item's part; calls have none.
+    fn shape(&self) -> Option<&'static Shape> {
         match self.open.as_ref()?.0["type"].as_str()? {
-            "message" => Some(json!({"type": "output_text", "text": text, "annotations": []})),
-            "reasoning" => Some(json!({"type": "reasoning_text", "text": text})),
+            "message" => Some(&TEXT),
+            "reasoning" if self.summary => Some(&SUMMARY),
+            "reasoning" => Some(&REASONING),
             _ => None,
-        }
-    }
-
-    fn names(&self) -> (&'static str, &'static str) {
-        match self.open.as_ref().and_then(|(item, _)| item["type"].as_str()) {
-            Some("message") => ("response.output_text.delta", "response.output_text.done"),
-            Some("reasoning") => ("response.reasoning_text.delta", "response.reasoning_text.done"),
-            _ => ("response.function_call_arguments.delta", "response.function_call_arguments.done"),
         }
     }
 
     fn delta(&mut self, text: String, out: &mut String) {
         let mut data = join(self.place(), json!({"delta": text}));
-        if self.part("").is_some() {
-            data["content_index"] = 0.into();
+        let mut name = "response.function_call_arguments.delta";
+        if let Some(shape) = self.shape() {
+            data[shape.index] = 0.into();
+            name = shape.delta;
         }
         if let Some((_, so_far)) = &mut self.open {
             so_far.push_str(&text);
         }
-        self.emit(self.names().0, data, out);
+        self.emit(name, data, out);
     }
 
     fn close(&mut self, out: &mut String) {
-        let Some(text) = self.open.as_ref().map(|(_, text)| text.clone()) else { return };
-        let (place, done) = (self.place(), self.names().1);
-        match self.part(&text) {
-            Some(part) => {
-                self.emit(done, join(place.clone(), json!({"content_index": 0, "text": text})), out);
-                let data = json!({"content_index": 0, "part": part});
-                self.emit("response.content_part.done", join(place, data), out);
-                if let Some((item, _)) = &mut self.open {
-                    item["content"] = json!([part]);
-                }
+        let (place, shape) = (self.place(), self.shape());
+        let Some((mut item, text)) = self.open.take() else { return };
+        match shape {
+            Some(shape) => {
+                self.emit(shape.done, join(place.clone(), json!({shape.index: 0, "text": text})), out);
+                let part = shape.part(&text);
+                self.emit(shape.closed, join(place, json!({shape.index: 0, "part": part})), out);
+                item[shape.list] = json!([part]);
             }
             None => {
-                self.emit(done, join(place, json!({"arguments": text})), out);
-                if let Some((item, _)) = &mut self.open {
-                    item["arguments"] = text.into();
-                }
+                let name = "response.function_call_arguments.done";
+                self.emit(name, join(place, json!({"arguments": text})), out);
+                item["arguments"] = text.into();
             }
         }
-        let Some((mut item, _)) = self.open.take() else { return };
         item["status"] = "completed".into();
         self.emit("response.output_item.done", json!({"output_index": self.done.len(), "item": item}), out);
         self.done.push(item);
@@ -313,6 +322,53 @@ impl Items {
             "model": self.model, "output": self.done, "parallel_tool_calls": true, "tool_choice": "auto", "tools": [],
             "store": false, "usage": usage,
         })
+    }
+}
+
+/// How an item's text is sent.
+struct Shape {
+    kind: &'static str,
+    /// Where the item lists its parts, and how a part's place there is called.
+    list: &'static str,
+    index: &'static str,
+    /// Events: the part begins, more text, all text, the part ends.
+    added: &'static str,
+    delta: &'static str,
+    done: &'static str,
+    closed: &'static str,
+}
+
+const TEXT: Shape = Shape {
+    kind: "output_text",
+    list: "content",
+    index: "content_index",
+    added: "response.content_part.added",
+    delta: "response.output_text.delta",
+    done: "response.output_text.done",
+    closed: "response.content_part.done",
+};
+const REASONING: Shape = Shape {
+    kind: "reasoning_text",
+    delta: "response.reasoning_text.delta",
+    done: "response.reasoning_text.done",
+    ..TEXT
+};
+const SUMMARY: Shape = Shape {
+    kind: "summary_text",
+    list: "summary",
+    index: "summary_index",
+    added: "response.reasoning_summary_part.added",
+    delta: "response.reasoning_summary_text.delta",
+    done: "response.reasoning_summary_text.done",
+    closed: "response.reasoning_summary_part.done",
+};
+
+impl Shape {
+    fn part(&self, text: &str) -> Value {
+        match self.kind {
+            "output_text" => json!({"type": self.kind, "text": text, "annotations": []}),
+            kind => json!({"type": kind, "text": text}),
+        }
     }
 }
 
