@@ -52,6 +52,8 @@ pub trait Simd: Copy + Send + Sync {
     fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Shift left.
     fn shl_i(self, a: Self::I, n: u32) -> Self::I;
+    /// Shift right, zeros coming in.
+    fn shr_i(self, a: Self::I, n: u32) -> Self::I;
     /// 16 unsigned bytes.
     fn widen_u8(self, from: &[u8; 16]) -> Self::I;
     /// 16 signed bytes.
@@ -80,6 +82,8 @@ pub trait Simd: Copy + Send + Sync {
     fn to_f(self, a: Self::I) -> Self::F;
     /// Bits as floats.
     fn bits_f(self, a: Self::I) -> Self::F;
+    /// `table[low four bits of index]` for each lane.
+    fn pick(self, table: Self::F, index: Self::I) -> Self::F;
     /// 16 half-precision numbers, little endian.
     fn half(self, from: &[u8; 32]) -> Self::F;
     /// Rounds to half precision, to nearest even.

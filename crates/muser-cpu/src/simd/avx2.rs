@@ -117,6 +117,10 @@ impl Simd for Avx2 {
         both!(|i| _mm256_sll_epi32(a[i], _mm_cvtsi32_si128(n as i32)))
     }
     #[inline(always)]
+    fn shr_i(self, a: I2, n: u32) -> I2 {
+        both!(|i| _mm256_srl_epi32(a[i], _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
     fn widen_u8(self, from: &[u8; 16]) -> I2 {
         both!(|i| _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.as_ptr().add(8 * i).cast())))
     }
@@ -182,6 +186,15 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn bits_f(self, a: I2) -> F2 {
         both!(|i| _mm256_castsi256_ps(a[i]))
+    }
+    #[inline(always)]
+    fn pick(self, table: F2, index: I2) -> F2 {
+        // A lookup in each half of the table reads three bits; the fourth, as the sign, chooses between them.
+        both!(|i| _mm256_blendv_ps(
+            _mm256_permutevar8x32_ps(table[0], index[i]),
+            _mm256_permutevar8x32_ps(table[1], index[i]),
+            _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index[i]))
+        ))
     }
     #[inline(always)]
     fn half(self, from: &[u8; 32]) -> F2 {

@@ -97,6 +97,10 @@ impl Simd for Avx512 {
         op!(_mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)))
     }
     #[inline(always)]
+    fn shr_i(self, a: __m512i, n: u32) -> __m512i {
+        op!(_mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
     fn widen_u8(self, from: &[u8; 16]) -> __m512i {
         op!(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
     }
@@ -148,6 +152,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn bits_f(self, a: __m512i) -> __m512 {
         op!(_mm512_castsi512_ps(a))
+    }
+    #[inline(always)]
+    fn pick(self, table: __m512, index: __m512i) -> __m512 {
+        op!(_mm512_permutexvar_ps(index, table))
     }
     #[inline(always)]
     fn half(self, from: &[u8; 32]) -> __m512 {

@@ -130,6 +130,10 @@ impl Simd for Neon {
         four!(|i| vshlq_s32(a[i], vdupq_n_s32(n as i32)))
     }
     #[inline(always)]
+    fn shr_i(self, a: I4, n: u32) -> I4 {
+        four!(|i| vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a[i]), vdupq_n_s32(-(n as i32)))))
+    }
+    #[inline(always)]
     fn widen_u8(self, from: &[u8; 16]) -> I4 {
         let all = op!(vld1q_u8(from.as_ptr()));
         let halves = op!([vmovl_u8(vget_low_u8(all)), vmovl_high_u8(all)]);
@@ -198,6 +202,21 @@ impl Simd for Neon {
     #[inline(always)]
     fn bits_f(self, a: I4) -> F4 {
         four!(|i| vreinterpretq_f32_s32(a[i]))
+    }
+    #[inline(always)]
+    fn pick(self, table: F4, index: I4) -> F4 {
+        // Byte 4 i + j of the table for byte j of a lane.
+        let bytes = op!(uint8x16x4_t(
+            vreinterpretq_u8_f32(table[0]),
+            vreinterpretq_u8_f32(table[1]),
+            vreinterpretq_u8_f32(table[2]),
+            vreinterpretq_u8_f32(table[3])
+        ));
+        four!(|i| {
+            let first = vmulq_s32(vandq_s32(index[i], vdupq_n_s32(15)), vdupq_n_s32(0x0404_0404));
+            let at = vreinterpretq_u8_s32(vaddq_s32(first, vdupq_n_s32(0x0302_0100)));
+            vreinterpretq_f32_u8(vqtbl4q_u8(bytes, at))
+        })
     }
     #[inline(always)]
     fn half(self, from: &[u8; 32]) -> F4 {

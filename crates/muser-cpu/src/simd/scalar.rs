@@ -64,6 +64,10 @@ impl Simd for Scalar {
         a.map(|v| v << n)
     }
     #[inline(always)]
+    fn shr_i(self, a: [i32; 16], n: u32) -> [i32; 16] {
+        a.map(|v| (v as u32 >> n) as i32)
+    }
+    #[inline(always)]
     fn widen_u8(self, from: &[u8; 16]) -> [i32; 16] {
         from.map(i32::from)
     }
@@ -117,6 +121,10 @@ impl Simd for Scalar {
     #[inline(always)]
     fn bits_f(self, a: [i32; 16]) -> [f32; 16] {
         a.map(|v| f32::from_bits(v as u32))
+    }
+    #[inline(always)]
+    fn pick(self, table: [f32; 16], index: [i32; 16]) -> [f32; 16] {
+        index.map(|i| table[(i & 15) as usize])
     }
     #[inline(always)]
     fn half(self, from: &[u8; 32]) -> [f32; 16] {
