@@ -3,7 +3,7 @@
 
 usage: synthetic_gguf.py OUT [--layers 52] [--vocab 202048] [--quant q4_k_m] [--seed 1]
 Mixes: q4_k_m, q5_k_m (Q6_K for the head and, in about half of the layers, for ffn_down and attn_v); every other name
-is one type for all matrices: q4_k, q5_k, q6_k, q8_0, iq4_xs, iq3_xxs, q3_k, f16. Needs the 'gguf' Python package. Blocks are random but have sane scales, so activations stay finite.
+is one type for all matrices: q4_k, q5_k, q6_k, q8_0, iq4_xs, iq3_xxs, q3_k, nvfp4, f16, bf16, f32. Needs the 'gguf' Python package. Blocks are random but have sane scales, so activations stay finite.
 """
 import argparse, numpy as np
 import gguf
@@ -18,6 +18,7 @@ p.add_argument("--quant", default="q4_k_m"); p.add_argument("--seed", type=int, 
 a = p.parse_args()
 rng = np.random.default_rng(a.seed)
 HD = 128
+FLOATS = (T.F16, T.BF16, T.F32)
 
 def f16(x): return np.asarray(x, dtype=np.float16).view(np.uint8)
 
@@ -46,8 +47,12 @@ def block_bytes(t, n_in):
     elif t == T.Q8_0:
         b = rng.integers(0, 256, (n, 34), dtype=np.uint8)
         b[:, 0:2] = f16(np.full(n, s / 74)).reshape(n, 2)
-    elif t == T.F16:
-        b = (rng.standard_normal((n, 16)) * s).astype(np.float16).view(np.uint8)
+    elif t in FLOATS:
+        b = (rng.standard_normal((n, 16)) * s).astype(np.float16 if t == T.F16 else np.float32).view(np.uint8)
+        if t == T.BF16: b = np.ascontiguousarray(b.reshape(n, 16, 4)[:, :, 2:]).reshape(n, 32)
+    elif t == T.NVFP4:  # four UE4M3 scales, then codes
+        b = rng.integers(0, 256, (n, 36), dtype=np.uint8)
+        b[:, :4] = (np.log2(s / 3) + 7).astype(int) * 8 + rng.integers(0, 8, (n, 4))
     elif t in (T.IQ4_XS, T.IQ3_XXS, T.Q3_K):  # random codes and scales are all valid; d f16, last in Q3_K
         size, at, spread = {T.IQ4_XS: (136, 0, 1100), T.IQ3_XXS: (98, 0, 130), T.Q3_K: (110, 108, 42)}[t]
         b = rng.integers(0, 256, (n, size), dtype=np.uint8)
@@ -58,7 +63,7 @@ def block_bytes(t, n_in):
 
 def tensor(t, n_out, n_in):
     blk, size = gguf.GGML_QUANT_SIZES[t]
-    if t == T.F16: blk, size = 16, 32
+    if t in FLOATS: blk, size = 16, 16 * size
     total = n_out * n_in // blk
     pool = block_bytes(t, n_in)
     off = int(rng.integers(0, len(pool)))
@@ -84,7 +89,7 @@ def pick(name, i):
     return base
 def add(name, t, n_out, n_in):
     d = tensor(t, n_out, n_in)
-    if t == T.F16: w.add_tensor(name, d.view(np.float16).reshape(n_out, n_in))
+    if t in (T.F16, T.F32): w.add_tensor(name, d.view(np.float16 if t == T.F16 else np.float32).reshape(n_out, n_in))
     else: w.add_tensor(name, d, raw_dtype=t)
 ones = lambda n: np.ones(n, dtype=np.float32)
 add("token_embd.weight", base, a.vocab, a.embd)

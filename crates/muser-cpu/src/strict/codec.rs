@@ -180,9 +180,9 @@ plain_codec!(Mxfp4, 17, 1, |s, block, _g| {
 fn fifth_bits(high: &[u8; 4], low: &[u8; 16]) -> [u8; 32] {
     let high = u32::from_le_bytes(*high);
     let mut codes = [0; 32];
-    for (j, code) in codes.iter_mut().enumerate() {
-        let low = if j < 16 { low[j] & 15 } else { low[j - 16] >> 4 };
-        *code = low | ((high >> j & 1) as u8) << 4;
+    for j in 0..16 {
+        codes[j] = low[j] & 15 | ((high >> j & 1) as u8) << 4;
+        codes[16 + j] = low[j] >> 4 | ((high >> (16 + j) & 1) as u8) << 4;
     }
     codes
 }
@@ -211,11 +211,10 @@ impl Codec for Nvfp4 {
     fn group<S: Simd>(s: S, block: &[u8; 36], d: &[f32; 16], g: usize) -> [S::F; 2] {
         let mut values = [s.splat_f(0.0); 2];
         for (half, values) in values.iter_mut().enumerate() {
-            let (at, mut codes) = (2 * g + half, [0; 16]);
-            for j in 0..8 {
-                codes[j] = block[4 + 8 * at + j];
-                codes[8 + j] = block[4 + 8 * at + j] >> 4;
-            }
+            let at = 2 * g + half;
+            // Eight low halves, then eight high ones.
+            let low = u64::from_le_bytes(*bytes(block, 4 + 8 * at));
+            let codes = (u128::from(low >> 4) << 64 | u128::from(low)).to_le_bytes();
             *values = s.pick(s.mul_f(s.splat_f(d[at]), s.load_f(&FP4)), s.widen_u8(&codes));
         }
         values
