@@ -116,7 +116,7 @@ pub fn routes(model: &Model, pass: Pass, stages: &[Stage], rows: usize, lane: La
                 Work::Project { outs, .. } => ("", "", outs.iter().map(|(s, _)| *s).collect()),
                 Work::QkNormRope { .. } => ("qk-norm-rope", "src/kernels/rows.rs", vec![]),
                 Work::Store { .. } => ("kv-store", "src/kv.rs", vec![]),
-                Work::Attend { .. } if lane == Lane::Strict => ("attend-strict", "src/strict.rs", vec![]),
+                Work::Attend { .. } if lane == Lane::Strict => ("attend-strict", "src/strict/attend.rs", vec![]),
                 Work::Attend { gate: true, .. } => ("attend-flash-gate", "src/kernels/attend.rs", vec![]),
                 Work::Attend { .. } => ("attend-flash", "src/kernels/attend.rs", vec![]),
                 Work::Gate => ("gate", "src/math.rs", vec![]),
@@ -189,7 +189,7 @@ fn multiply_route(
     }
     let kernel = if strict { ladder[0].0.clone() } else { format!("{kind}{suffix}-{names}-{isa}") };
     let file = match (strict, dtypes.first()) {
-        (true, _) | (_, None) => "src/strict.rs",
+        (true, _) | (_, None) => "src/strict/project.rs",
         (_, Some(dtype)) => form_file(FormKind::of(*dtype)),
     };
     Route { steps: stage.steps.clone(), kernel, library, file, ladder }

@@ -16,8 +16,8 @@ pub(crate) struct Act {
 }
 
 impl Act {
-    fn new(gpu: &Gpu, elements: usize) -> Result<Self, DeviceError> {
-        Ok(Act { f: gpu.alloc(elements * 4)?, h: gpu.alloc(elements * 2)? })
+    fn new(gpu: Option<&Gpu>, elements: usize) -> Result<Self, DeviceError> {
+        Ok(Act { f: alloc(gpu, elements * 4)?, h: alloc(gpu, elements * 2)? })
     }
 
     pub fn addresses(&self) -> Activation {
@@ -69,13 +69,19 @@ pub(crate) struct Raw {
 /// Blocks among which a row's keys are split at most: attend_join has a thread for each.
 pub(crate) const MOST_PARTS: usize = 128;
 
+fn alloc(gpu: Option<&Gpu>, bytes: usize) -> Result<Memory, DeviceError> {
+    gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(bytes))
+}
+
 impl Buffers {
-    pub fn new(gpu: &Gpu, model: &Model, rows: usize) -> Result<Self, DeviceError> {
+    /// Without a card it only tells where things would stand.
+    pub fn new(gpu: Option<&Gpu>, model: &Model, rows: usize) -> Result<Self, DeviceError> {
+        let alloc = |bytes| alloc(gpu, bytes);
         let plans = &model.plans;
         let width = |buf| [Pass::Target, Pass::Draft].iter().map(|p| plans.width(*p, buf)).max().unwrap_or(0);
-        let f32s = |buf| gpu.alloc(rows * width(buf) * 4);
+        let f32s = |buf| alloc(rows * width(buf) * 4);
         // Many rows leave one plane, a few leave several.
-        let raw = |buf| gpu.alloc(rows.max(MOST_PLANES * SMALL) * width(buf) * 4);
+        let raw = |buf| alloc(rows.max(MOST_PLANES * SMALL) * width(buf) * 4);
         let features = plans.width(Pass::Inject, Buf::Features);
         let kv_heads = plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
         let layer = |(slot, (_, rows, cols)): (&muser_core::Slot, &(_, usize, usize))| {
@@ -86,7 +92,7 @@ impl Buffers {
         let weights = model.geometry().heads * model.geometry().context.next_power_of_two() * 4;
         let scratch_bytes = model.slots.iter().map(layer).max().unwrap_or(0).max(weights);
         let angles = |pass: Pass| {
-            let Some(g) = plans.get(pass).map(|p| &p.geometry) else { return gpu.alloc(16) };
+            let Some((g, gpu)) = plans.get(pass).map(|p| &p.geometry).zip(gpu) else { return alloc(16) };
             let half = g.head_dim / 2;
             let positions = 0..model.geometry().context as u32;
             let pair = |(pos, i): (u32, usize)| strict::rope_angle(pos, i, g.head_dim, g.rope_theta);
@@ -99,11 +105,11 @@ impl Buffers {
             Ok(memory)
         };
         Ok(Buffers {
-            rows: gpu.alloc(rows * ROW_BYTES)?,
+            rows: alloc(rows * ROW_BYTES)?,
             x: f32s(Buf::X)?,
             h: Act::new(gpu, rows * width(Buf::H))?,
             q: f32s(Buf::Q)?,
-            q16: gpu.alloc(rows * width(Buf::Q) * 2)?,
+            q16: alloc(rows * width(Buf::Q) * 2)?,
             k: f32s(Buf::K)?,
             a: Act::new(gpu, rows * width(Buf::A))?,
             f: Act::new(gpu, rows * width(Buf::F))?,
@@ -116,14 +122,14 @@ impl Buffers {
                 gate: raw(Buf::F)?,
                 up: raw(Buf::F)?,
             },
-            features: gpu.alloc(2 * rows * features * 4)?,
+            features: alloc(2 * rows * features * 4)?,
             picked: Act::new(gpu, rows * features.max(width(Buf::H)))?,
-            logits: gpu.alloc(SMALL * width(Buf::Logits) * 4)?,
+            logits: alloc(SMALL * width(Buf::Logits) * 4)?,
             logit_rows: SMALL,
-            best: gpu.alloc(rows * 4)?,
-            partial: gpu.alloc(ATTEND * kv_heads * MOST_PARTS * 16 * (128 + 2) * 4)?,
-            head: gpu.alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
-            scratch: gpu.alloc(scratch_bytes)?,
+            best: alloc(rows * 4)?,
+            partial: alloc(ATTEND * kv_heads * MOST_PARTS * 16 * (128 + 2) * 4)?,
+            head: alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
+            scratch: alloc(scratch_bytes)?,
             scratch_bytes,
             angles: [angles(Pass::Target)?, angles(Pass::Draft)?],
         })

@@ -1,7 +1,8 @@
 //! The device: loads a model onto a card, keeps sequences, runs passes as graphs of launches.
 
 use crate::buffers::Buffers;
-use crate::gpu::{Gpu, failed};
+use crate::describe;
+use crate::gpu::{Card, Gpu, failed};
 use crate::kv::Kv;
 use crate::launch::Args;
 use crate::program::{Compiler, Key, Node, SMALL, Work};
@@ -88,15 +89,15 @@ impl CudaDevice {
         let (have, total) = gpu.memory()?;
         if need > have {
             return Err(DeviceError::Memory {
-                what: format!("the model on {} ({total} bytes)", gpu.name),
+                what: format!("the model on {} ({total} bytes)", gpu.card.name),
                 need,
                 have,
                 mend: "free the card, choose a smaller quantisation, or use --device cpu".into(),
             });
         }
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
-        let buffers = Buffers::new(&gpu, &model, options.max_rows)?;
-        let kv = Kv::new(&gpu, &model.plans.caches, options.max_rows)?;
+        let buffers = Buffers::new(Some(&gpu), &model, options.max_rows)?;
+        let kv = Kv::new(Some(&gpu), &model.plans.caches, options.max_rows)?;
         Ok(CudaDevice {
             programs: HashMap::new(),
             kv,
@@ -111,34 +112,15 @@ impl CudaDevice {
         })
     }
 
-    fn key(&self, pass: Pass, rows: usize, logits: usize, depth: usize) -> Key {
-        match self.lane {
-            Lane::Serving => Key::new(pass, rows, logits, depth),
-            Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth) },
-        }
-    }
-
     fn compile(&self, key: Key) -> Result<Vec<Node>, DeviceError> {
-        let plan = self.model.plans.get(key.pass);
-        let plan = plan.ok_or_else(|| DeviceError::Backend("this model has no drafter".into()))?;
-        if self.lane == Lane::Strict {
-            return strict::compile(
-                &self.gpu,
-                &self.model,
-                &self.weights,
-                &self.kv,
-                &self.buffers,
-                key,
-                plan,
-            );
-        }
-        Compiler::new(&self.gpu, &self.model, &self.weights, &self.kv, &self.buffers, key).compile(plan)
+        let (card, model) = (&self.gpu.card, &self.model);
+        compile(card, model, &self.weights, &self.kv, &self.buffers, self.lane, key)
     }
 
     fn submit(&self, node: &Node) -> Result<(), DeviceError> {
         match &node.work {
-            Work::Kernel { kernel, grid, block, shared, args } => {
-                self.gpu.launch(kernel, *grid, *block, *shared, &args.0)
+            Work::Kernel { grid, block, shared, args } => {
+                self.gpu.launch(self.gpu.kernel(&node.name)?, *grid, *block, *shared, &args.0)
             }
             Work::Gemm { w, x, out, m, n, k, stride, factor } => {
                 self.gpu.gemm(*w, *x, *out, (*m, *n, *k), *stride, *factor)
@@ -248,11 +230,37 @@ impl CudaDevice {
     }
 }
 
+/// What decides the program of a pass.
+pub(crate) fn key(lane: Lane, pass: Pass, rows: usize, logits: usize, depth: usize) -> Key {
+    match lane {
+        Lane::Serving => Key::new(pass, rows, logits, depth),
+        Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth) },
+    }
+}
+
+/// The launches of a pass in order.
+pub(crate) fn compile(
+    card: &Card,
+    model: &Model,
+    weights: &Weights,
+    kv: &Kv,
+    buffers: &Buffers,
+    lane: Lane,
+    key: Key,
+) -> Result<Vec<Node>, DeviceError> {
+    let plan = model.plans.get(key.pass);
+    let plan = plan.ok_or_else(|| DeviceError::Backend("this model has no drafter".into()))?;
+    match lane {
+        Lane::Serving => Compiler::new(card, model, weights, kv, buffers, key).compile(plan),
+        Lane::Strict => strict::compile(card, model, weights, kv, buffers, key, plan),
+    }
+}
+
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             kind: "cuda",
-            name: format!("{}, {} multiprocessors", self.gpu.name, self.gpu.processors),
+            name: format!("{}, {} multiprocessors", self.gpu.card.name, self.gpu.card.room.processors),
             lane: self.lane,
             max_rows: self.max_rows,
             weight_bytes: self.weights.bytes,
@@ -291,7 +299,7 @@ impl Device for CudaDevice {
             self.programs.clear();
         }
         let depth = rows.iter().map(|r| r.pos as usize + 1).max().unwrap_or(1);
-        let key = self.key(pass, rows.len(), asked, depth);
+        let key = key(self.lane, pass, rows.len(), asked, depth);
         self.upload_rows(rows)?;
         self.prepare(key)?;
         if pass != Pass::Inject {
@@ -330,7 +338,7 @@ impl Device for CudaDevice {
             return Ok(vec![]);
         }
         let args = Args::default().ptr(self.buffers.logits.ptr).int(vocab).ptr(self.buffers.best.ptr);
-        self.gpu.launch(&self.gpu.kernel("argmax")?, (rows as u32, 1, 1), 1024, 0, &args.0)?;
+        self.gpu.launch(self.gpu.kernel("argmax")?, (rows as u32, 1, 1), 1024, 0, &args.0)?;
         let mut bytes = vec![0u8; rows * 4];
         self.gpu.download(&self.buffers.best, 0, &mut bytes)?;
         Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
@@ -341,32 +349,7 @@ impl Device for CudaDevice {
     }
 
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route> {
-        let Ok(nodes) = self.compile(self.key(pass, rows, rows.min(SMALL), depth)) else { return vec![] };
-        let route = |group: &[Node]| {
-            let names: Vec<&str> = group.iter().map(|n| n.name.as_str()).collect();
-            let small = rows <= SMALL;
-            let ladder = vec![
-                ("tensor cores straight from the quants".to_string(), format!("at most {SMALL} rows"), small),
-                ("widened to f16, then cuBLAS".to_string(), format!("more than {SMALL} rows"), !small),
-            ];
-            Route {
-                steps: group[0].steps.clone(),
-                kernel: names.join(" + "),
-                library: if self.lane == Lane::Serving { "muser-cuda S" } else { "muser-cuda X" },
-                file: group[0].file,
-                ladder: if self.lane == Lane::Serving && self.is_product(&group[0].name) {
-                    ladder
-                } else {
-                    vec![]
-                },
-            }
-        };
-        nodes.chunk_by(|a, b| a.steps == b.steps).map(route).collect()
-    }
-}
-
-impl CudaDevice {
-    fn is_product(&self, kernel: &str) -> bool {
-        ["project", "widen", "gemm"].iter().any(|k| kernel.starts_with(k))
+        let key = key(self.lane, pass, rows, rows.min(SMALL), depth);
+        self.compile(key).map(|nodes| describe::routes(&nodes, self.lane, rows)).unwrap_or_default()
     }
 }

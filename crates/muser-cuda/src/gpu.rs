@@ -1,5 +1,6 @@
 //! One card: driver context, stream, compiled kernels, memory. The only file that calls the driver.
 
+use crate::product::Room;
 use crate::weights::{Layout, source};
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{
@@ -105,9 +106,67 @@ const HEADERS: [&str; 2] = [include_str!("kernels/common.cuh"), include_str!("ke
 
 /// Device memory that is freed with its owner.
 pub(crate) struct Memory {
-    slice: CudaSlice<u8>,
+    /// None where a pass is only described.
+    slice: Option<CudaSlice<u8>>,
     /// Address on the card.
     pub ptr: u64,
+}
+
+impl Memory {
+    /// What stands for memory where there is no card.
+    pub fn nowhere() -> Self {
+        Memory { slice: None, ptr: 256 }
+    }
+
+    fn bytes(&self) -> Result<&CudaSlice<u8>, DeviceError> {
+        self.slice.as_ref().ok_or_else(no_memory)
+    }
+
+    fn bytes_mut(&mut self) -> Result<&mut CudaSlice<u8>, DeviceError> {
+        self.slice.as_mut().ok_or_else(no_memory)
+    }
+}
+
+fn no_memory() -> DeviceError {
+    DeviceError::Backend("CUDA: a pass that was only described can't run; this is a defect of muser".into())
+}
+
+/// What decides the launches of a pass.
+#[derive(Clone, Debug)]
+pub(crate) struct Card {
+    /// Model of the card.
+    pub name: String,
+    /// Its multiprocessors and their shared memory.
+    pub room: Room,
+}
+
+impl Card {
+    /// The card that is described where there is none.
+    pub fn h200() -> Self {
+        Card {
+            name: "NVIDIA H200 (no card was asked)".into(),
+            room: Room { block: 232_448, processor: 233_472, processors: 132 },
+        }
+    }
+
+    /// Card `index` of this machine, if it has one that muser can use.
+    pub fn find(index: usize) -> Option<Self> {
+        if !is_available() {
+            return None;
+        }
+        Self::read(CudaContext::new(index).ok()?.as_ref()).ok()
+    }
+
+    fn read(context: &CudaContext) -> Result<Self, DeviceError> {
+        let attribute = |a| context.attribute(a).map(|v| v as usize).map_err(failed("read an attribute"));
+        use sys::CUdevice_attribute::*;
+        let room = Room {
+            block: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            processor: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+            processors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        };
+        Ok(Card { name: context.name().map_err(failed("read the card's name"))?, room })
+    }
 }
 
 /// A card in use.
@@ -116,14 +175,7 @@ pub(crate) struct Gpu {
     pub stream: Arc<CudaStream>,
     kernels: HashMap<String, CudaFunction>,
     blas: CudaBlas,
-    /// Model of the card.
-    pub name: String,
-    /// Multiprocessors.
-    pub processors: usize,
-    /// Shared memory of a block at most, bytes.
-    pub shared_block: usize,
-    /// Shared memory of a multiprocessor, bytes.
-    pub shared_processor: usize,
+    pub card: Card,
     programmatic: bool,
 }
 
@@ -184,28 +236,16 @@ impl Gpu {
         use sys::CUdevice_attribute::*;
         let major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let processors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         if major < 8 {
             return Err(DeviceError::Backend(format!(
                 "the card has compute capability {major}.{minor}; muser needs 8.0 (Ampere) or later: use --device cpu"
             )));
         }
-        let name = context.name().map_err(failed("read the card's name"))?;
+        let card = Card::read(&context)?;
         let blas = CudaBlas::new(stream.clone())
             .map_err(|e| DeviceError::Backend(format!("cuBLAS does not start: {e:?}")))?;
-        let shared_block = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
-        let shared_processor = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)? as usize;
-        let mut gpu = Gpu {
-            context,
-            stream,
-            kernels: HashMap::new(),
-            blas,
-            name,
-            processors,
-            shared_block,
-            shared_processor,
-            programmatic: major >= 9,
-        };
+        let shared_block = card.room.block as i32;
+        let mut gpu = Gpu { context, stream, kernels: HashMap::new(), blas, card, programmatic: major >= 9 };
         let arch = format!("sm_{major}{minor}");
         let sources = sources(types, lane);
         let compile = |source: &Source| {
@@ -226,7 +266,7 @@ impl Gpu {
                 if *kernel == "project" {
                     let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     function
-                        .set_attribute(most, shared_block as i32)
+                        .set_attribute(most, shared_block)
                         .map_err(failed("allow a kernel its shared memory"))?;
                 }
                 gpu.kernels.insert(name.clone(), function);
@@ -236,10 +276,9 @@ impl Gpu {
     }
 
     /// A compiled kernel.
-    pub fn kernel(&self, name: &str) -> Result<CudaFunction, DeviceError> {
+    pub fn kernel(&self, name: &str) -> Result<&CudaFunction, DeviceError> {
         self.kernels
             .get(name)
-            .cloned()
             .ok_or_else(|| DeviceError::Backend(format!("CUDA: kernel {name} is not compiled")))
     }
 
@@ -254,12 +293,12 @@ impl Gpu {
     pub fn alloc(&self, bytes: usize) -> Result<Memory, DeviceError> {
         let slice = self.stream.alloc_zeros::<u8>(bytes.max(16)).map_err(failed("allocate memory"))?;
         let ptr = slice.device_ptr(&self.stream).0;
-        Ok(Memory { slice, ptr })
+        Ok(Memory { slice: Some(slice), ptr })
     }
 
     /// Copies bytes to the card at an offset.
     pub fn upload(&self, to: &mut Memory, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        let mut view = to.slice.slice_mut(at..at + bytes.len());
+        let mut view = to.bytes_mut()?.slice_mut(at..at + bytes.len());
         self.stream.memcpy_htod(bytes, &mut view).map_err(failed("copy to the card"))
     }
 
@@ -276,13 +315,13 @@ impl Gpu {
         at: usize,
         bytes: &PinnedHostSlice<u8>,
     ) -> Result<(), DeviceError> {
-        let mut view = to.slice.slice_mut(at..at + bytes.len());
+        let mut view = to.bytes_mut()?.slice_mut(at..at + bytes.len());
         self.stream.memcpy_htod(bytes, &mut view).map_err(failed("copy to the card"))
     }
 
     /// Copies bytes from the card and waits for them.
     pub fn download(&self, from: &Memory, at: usize, out: &mut [u8]) -> Result<(), DeviceError> {
-        let view = from.slice.slice(at..at + out.len());
+        let view = from.bytes()?.slice(at..at + out.len());
         self.stream.memcpy_dtoh(&view, out).map_err(failed("copy from the card"))?;
         self.synchronize()
     }
@@ -296,9 +335,9 @@ impl Gpu {
         at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        let mut view = to.slice.slice_mut(at..at + bytes);
+        let mut view = to.bytes_mut()?.slice_mut(at..at + bytes);
         self.stream
-            .memcpy_dtod(&from.slice.slice(from_at..from_at + bytes), &mut view)
+            .memcpy_dtod(&from.bytes()?.slice(from_at..from_at + bytes), &mut view)
             .map_err(failed("copy on the card"))
     }
 

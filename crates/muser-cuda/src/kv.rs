@@ -27,8 +27,10 @@ pub(crate) struct Kv {
 }
 
 impl Kv {
-    pub fn new(gpu: &Gpu, specs: &[CacheSpec], room: usize) -> Result<Self, DeviceError> {
-        let table = gpu.alloc(specs.len() * 2 * SLOTS * 8)?;
+    /// Without a card it only tells where things would stand.
+    pub fn new(gpu: Option<&Gpu>, specs: &[CacheSpec], room: usize) -> Result<Self, DeviceError> {
+        let table =
+            gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(specs.len() * 2 * SLOTS * 8))?;
         let free = (0..SLOTS).rev().collect();
         Ok(Kv { specs: specs.to_vec(), room, table, sequences: HashMap::new(), free, next: 0 })
     }

@@ -4,6 +4,7 @@
 //! the .cu files under kernels/; NVRTC compiles them for the card at the first start.
 
 mod buffers;
+mod describe;
 mod device;
 mod gpu;
 mod kv;
@@ -16,5 +17,6 @@ mod strict;
 mod upload;
 mod weights;
 
+pub use describe::Describer;
 pub use device::{CudaDevice, CudaOptions};
 pub use gpu::is_available;

@@ -15,8 +15,8 @@ const REPEATS: usize = 5;
 pub(crate) fn limits(gpu: &Gpu) -> Result<Limits, DeviceError> {
     let (from, out) = (gpu.alloc(BYTES)?, gpu.alloc(4)?);
     let args = Args::default().ptr(from.ptr).long(BYTES / 16).ptr(out.ptr);
-    let (kernel, blocks) = (gpu.kernel("read_all")?, gpu.processors as u32 * 8);
-    let read = fastest(gpu, || gpu.launch(&kernel, (blocks, 1, 1), 256, 0, &args.0))?;
+    let (kernel, blocks) = (gpu.kernel("read_all")?, gpu.card.room.processors as u32 * 8);
+    let read = fastest(gpu, || gpu.launch(kernel, (blocks, 1, 1), 256, 0, &args.0))?;
     let (a, b, c) = (gpu.alloc(SIDE * SIDE * 2)?, gpu.alloc(SIDE * SIDE * 2)?, gpu.alloc(SIDE * SIDE * 4)?);
     let multiply = fastest(gpu, || gpu.gemm(a.ptr, b.ptr, c.ptr, (SIDE, SIDE, SIDE), SIDE, 1.0))?;
     Ok(Limits {

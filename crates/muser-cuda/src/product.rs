@@ -1,6 +1,5 @@
 //! How a product on a few rows is spread over the card: columns in shared memory, blocks, planes of partial sums.
 
-use crate::gpu::Gpu;
 use crate::launch::Planes;
 use crate::weights::{Layout, Matrix, TILE_COLS};
 
@@ -125,23 +124,16 @@ pub(crate) struct Product {
     pub slices: usize,
 }
 
-impl Gpu {
-    /// Shared memory of this card.
-    pub fn room(&self) -> Room {
-        Room { block: self.shared_block, processor: self.shared_processor, processors: self.processors }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::Card;
 
-    const H200: Room = Room { block: 232_448, processor: 233_472, processors: 132 };
     const CONSUMER: Room = Room { block: 101_376, processor: 102_400, processors: 82 };
 
     #[test]
     fn shapes_fit_their_card() {
-        for room in [H200, CONSUMER] {
+        for room in [Card::h200().room, CONSUMER] {
             for layout in [Layout::F16, Layout::Q8, Layout::Q4, Layout::Q4K, Layout::Q5K, Layout::Q6K] {
                 for (cols, tiles) in [(6656, 544), (19968, 416), (4096, 416), (256, 16), (33_280, 416)] {
                     for n in 1..=32 {
@@ -162,9 +154,9 @@ mod tests {
 
     #[test]
     fn one_row_is_not_sliced_on_a_large_card() {
-        let s = Shape::of(H200, Layout::Q4K, 1, 19968, 416, MOST_PLANES).unwrap();
+        let s = Shape::of(Card::h200().room, Layout::Q4K, 1, 19968, 416, MOST_PLANES).unwrap();
         assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 264));
-        let s = Shape::of(H200, Layout::Q4K, 1, 6656, 544, MOST_PLANES).unwrap();
+        let s = Shape::of(Card::h200().room, Layout::Q4K, 1, 6656, 544, MOST_PLANES).unwrap();
         assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 396));
     }
 }

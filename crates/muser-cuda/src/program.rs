@@ -1,12 +1,11 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
 use crate::buffers::{Buffers, MOST_PARTS};
-use crate::gpu::Gpu;
+use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Planes};
 use crate::product::{GROUP, HEAD_PLANES, MOST_PLANES, Product, Segment, Shape};
 use crate::weights::{Matrix, TILE_COLS, TILE_ROWS, Weights};
-use cudarc::driver::CudaFunction;
 use muser_core::{Buf, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,6 +20,7 @@ pub(crate) const ATTEND: usize = 16;
 /// One launch.
 pub(crate) struct Node {
     pub steps: Range<usize>,
+    /// The kernel by which it is found when it is launched.
     pub name: String,
     pub file: &'static str,
     pub work: Work,
@@ -29,7 +29,7 @@ pub(crate) struct Node {
 }
 
 pub(crate) enum Work {
-    Kernel { kernel: CudaFunction, grid: (u32, u32, u32), block: u32, shared: u32, args: Args },
+    Kernel { grid: (u32, u32, u32), block: u32, shared: u32, args: Args },
     Gemm { w: u64, x: u64, out: u64, m: usize, n: usize, k: usize, stride: usize, factor: f32 },
 }
 
@@ -55,7 +55,7 @@ impl Key {
 const WINDOW_SPLITS: usize = 16;
 
 pub(crate) struct Compiler<'a> {
-    pub gpu: &'a Gpu,
+    pub card: &'a Card,
     pub model: &'a Model,
     pub weights: &'a Weights,
     pub kv: &'a Kv,
@@ -68,14 +68,14 @@ pub(crate) struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     pub fn new(
-        gpu: &'a Gpu,
+        card: &'a Card,
         model: &'a Model,
         weights: &'a Weights,
         kv: &'a Kv,
         buffers: &'a Buffers,
         key: Key,
     ) -> Self {
-        Compiler { gpu, model, weights, kv, buffers, key, planes: HashMap::new(), nodes: vec![] }
+        Compiler { card, model, weights, kv, buffers, key, planes: HashMap::new(), nodes: vec![] }
     }
 
     fn large(&self) -> bool {
@@ -104,9 +104,8 @@ impl<'a> Compiler<'a> {
         (block, shared): (usize, usize),
         args: Args,
     ) -> Result<(), DeviceError> {
-        let kernel = self.gpu.kernel(name)?;
         let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
-        let work = Work::Kernel { kernel, grid, block: block as u32, shared: shared as u32, args };
+        let work = Work::Kernel { grid, block: block as u32, shared: shared as u32, args };
         self.nodes.push(Node { steps, name: name.to_string(), file, work, leaves: vec![] });
         Ok(())
     }
@@ -248,7 +247,7 @@ impl<'a> Compiler<'a> {
         DeviceError::NoKernel {
             step: plan.steps[i].name.clone(),
             why,
-            device: self.gpu.name.clone(),
+            device: self.card.name.clone(),
             mend: "use --device cpu".into(),
         }
     }
@@ -282,11 +281,11 @@ impl<'a> Compiler<'a> {
             let same: Vec<usize> = (0..parts.len()).filter(|i| parts[*i].0.layout == layout).collect();
             let cols = parts[same[0]].0.cols;
             let tiles = same.iter().map(|i| parts[*i].0.tiles()).sum();
-            let shape = Shape::of(self.gpu.room(), layout, n, cols, tiles, most);
+            let shape = Shape::of(self.card.room, layout, n, cols, tiles, most);
             let shape = shape.ok_or_else(|| {
                 DeviceError::Backend(format!(
                     "a product of {cols} columns does not fit the shared memory of {}; use --device cpu",
-                    self.gpu.name
+                    self.card.name
                 ))
             })?;
             for i in &same {

@@ -1,7 +1,7 @@
 //! A pass of the strict lane as launches: a kernel a step, in the reference's order, so that every step can be compared.
 
 use crate::buffers::Buffers;
-use crate::gpu::Gpu;
+use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::Args;
 use crate::program::{Key, Node, Work};
@@ -15,7 +15,7 @@ pub(crate) fn span(depth: usize) -> usize {
 }
 
 struct Compiler<'a> {
-    gpu: &'a Gpu,
+    card: &'a Card,
     model: &'a Model,
     weights: &'a Weights,
     kv: &'a Kv,
@@ -26,7 +26,7 @@ struct Compiler<'a> {
 
 /// All launches of the plan, in order.
 pub(crate) fn compile(
-    gpu: &Gpu,
+    card: &Card,
     model: &Model,
     weights: &Weights,
     kv: &Kv,
@@ -34,7 +34,7 @@ pub(crate) fn compile(
     key: Key,
     plan: &Plan,
 ) -> Result<Vec<Node>, DeviceError> {
-    let mut compiler = Compiler { gpu, model, weights, kv, buffers, key, nodes: vec![] };
+    let mut compiler = Compiler { card, model, weights, kv, buffers, key, nodes: vec![] };
     let mut i = 0;
     while i < plan.steps.len() {
         i += compiler.step(i, plan)?;
@@ -51,9 +51,8 @@ impl Compiler<'_> {
         block: u32,
         args: Args,
     ) -> Result<(), DeviceError> {
-        let kernel = self.gpu.kernel(name)?;
         let grid = (grid.0 as u32, grid.1 as u32, 1);
-        let work = Work::Kernel { kernel, grid, block, shared: 0, args };
+        let work = Work::Kernel { grid, block, shared: 0, args };
         let name = name.to_string();
         self.nodes.push(Node { steps, name, file: "src/kernels/strict.cu", work, leaves: vec![] });
         Ok(())
@@ -192,7 +191,7 @@ impl Compiler<'_> {
         DeviceError::NoKernel {
             step: plan.steps[i].name.clone(),
             why,
-            device: self.gpu.name.clone(),
+            device: self.card.name.clone(),
             mend: "use --device cpu".into(),
         }
     }

@@ -185,6 +185,24 @@ impl Weights {
         self.vectors.get(&slot).copied().ok_or_else(|| absent(slot))
     }
 
+    /// Where every weight would stand: enough to list a pass's launches.
+    pub fn described(model: &Model, lane: Lane) -> Self {
+        let (mut matrices, mut blocks, mut vectors) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let ptr = Memory::nowhere().ptr;
+        for (slot, (dtype, rows, cols)) in &model.slots {
+            let (slot, rows, cols, scale) = (*slot, *rows, *cols, 1.0);
+            if is_vector(&slot) {
+                vectors.insert(slot, ptr);
+            } else if lane == Lane::Strict {
+                let (source, row_bytes) = (source(*dtype).0, raw_row(*dtype, cols));
+                blocks.insert(slot, Blocks { ptr, row_bytes, source, rows, cols, scale });
+            } else {
+                matrices.insert(slot, Matrix { ptr, layout: Layout::of(*dtype), rows, cols, scale });
+            }
+        }
+        Weights { matrices, blocks, vectors, bytes: bytes(model, lane).0, _memory: vec![] }
+    }
+
     /// Copies every weight of the model's plans; `progress` gets bytes done and in all.
     pub fn load(
         gpu: &Gpu,
@@ -293,7 +311,7 @@ impl Stage {
         gpu.upload(&mut self.bound, 0, &[0; 4])?;
         let count = t.rows * t.cols / kept.block_len();
         let args = Args::default().ptr(self.raw.ptr).long(count).ptr(self.bound.ptr);
-        gpu.launch(&gpu.kernel(&format!("bound_{number}"))?, (1024, 1, 1), 256, 0, &args.0)?;
+        gpu.launch(gpu.kernel(&format!("bound_{number}"))?, (1024, 1, 1), 256, 0, &args.0)?;
         let mut bytes = [0u8; 4];
         gpu.download(&self.bound, 0, &mut bytes)?;
         let norm = norm(f32::from_le_bytes(bytes), if layout == Layout::F16 { 14 } else { 5 });
@@ -301,7 +319,7 @@ impl Stage {
         let threads = t.rows.div_ceil(TILE_ROWS) * t.cols.div_ceil(TILE_COLS) * 128;
         let args = Args::default().ptr(self.raw.ptr).long(to).int(t.rows).int(t.cols).float(norm);
         let grid = (threads.div_ceil(256) as u32, 1, 1);
-        gpu.launch(&gpu.kernel(&format!("pack_{number}"))?, grid, 256, 0, &args.ptr(memory.ptr).0)?;
+        gpu.launch(gpu.kernel(&format!("pack_{number}"))?, grid, 256, 0, &args.ptr(memory.ptr).0)?;
         let matrix = Matrix { ptr: memory.ptr, layout, rows: t.rows, cols: t.cols, scale: t.scale / norm };
         Ok((matrix, memory))
     }

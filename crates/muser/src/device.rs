@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use muser_core::{Device, KvType, Lane, Limits, Pass, Reference, Route};
 use muser_cpu::{CpuDevice, CpuOptions, Isa, probe};
-use muser_cuda::{CudaDevice, CudaOptions};
+use muser_cuda::{CudaDevice, CudaOptions, Describer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -222,8 +222,9 @@ impl DeviceArgs {
     ) -> Result<(String, Vec<Route>)> {
         match self.device {
             DeviceName::Cuda(index) => {
-                let device = self.load_cuda(index, opened)?;
-                Ok((device.info().name, device.routes(pass, rows, depth)))
+                let most = usize::from(self.chunk).max(rows);
+                let passes = Describer::new(&opened.model, self.lane().into(), Some(index), most)?;
+                Ok((passes.card().to_string(), passes.routes(pass, rows, depth)?))
             }
             DeviceName::Reference => {
                 let device = Reference::new(opened.model.clone(), KvType::F16, usize::from(self.chunk));

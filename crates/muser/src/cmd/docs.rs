@@ -11,6 +11,7 @@ use muser_core::cost::Batch;
 use muser_core::model::QuantMix;
 use muser_core::{KvType, Lane, Pass};
 use muser_cpu::Isa;
+use muser_cuda::Describer;
 use muser_format::DType;
 use std::fmt::Write as _;
 use std::io::Write;
@@ -47,6 +48,9 @@ fn released(quant: QuantMix) -> Result<Opened> {
     source.open_or_make(&synthetic, false)
 }
 
+/// Positions in the cache before the passes of the page.
+const DEPTH: usize = 4096;
+
 fn kernel_table() -> Result<String> {
     let mut page = String::from(
         "# The kernel table\n\n\
@@ -56,27 +60,37 @@ fn kernel_table() -> Result<String> {
     );
     let q4_k_m = released(QuantMix::Q4KM)?;
     let nvfp4 = released(QuantMix::Uniform(DType::Nvfp4))?;
-    let mut section =
-        |title: &str, opened: &Opened, pass: Pass, lane: Lane, rows: usize, sequences: usize| {
-            let Some(plan) = opened.model.plans.get(pass) else { return };
+    let sections = [
+        ("decode, Q4_K_M", &q4_k_m, Pass::Target, Lane::Serving, 1, 1),
+        ("a group of 8, Q4_K_M", &q4_k_m, Pass::Target, Lane::Serving, 8, 8),
+        ("prefill of 512, Q4_K_M", &q4_k_m, Pass::Target, Lane::Serving, 512, 1),
+        ("decode, NVFP4", &nvfp4, Pass::Target, Lane::Serving, 1, 1),
+        ("features into the drafter's cache, 4 rows", &q4_k_m, Pass::Inject, Lane::Serving, 4, 1),
+        ("a drafter's block of 16", &q4_k_m, Pass::Draft, Lane::Serving, 16, 1),
+        ("decode in the strict lane, Q4_K_M", &q4_k_m, Pass::Target, Lane::Strict, 1, 1),
+    ];
+    for device in ["CPU", "CUDA"] {
+        for (title, opened, pass, lane, rows, sequences) in sections {
+            let Some(plan) = opened.model.plans.get(pass) else { continue };
             let logits = match pass {
                 Pass::Target => sequences,
                 Pass::Inject => 0,
                 Pass::Draft => rows - 1,
             };
-            let batch = Batch { rows, sequences, depth: 4096, logits, kv: KvType::F16 };
-            let routes = muser_cpu::routes(&opened.model, pass, rows, lane, Isa::Avx512);
+            let batch = Batch { rows, sequences, depth: DEPTH, logits, kv: KvType::F16 };
+            let routes = match device {
+                "CPU" => muser_cpu::routes(&opened.model, pass, rows, lane, Isa::Avx512),
+                _ => Describer::new(&opened.model, lane, None, 512)?.routes(pass, rows, DEPTH)?,
+            };
             let listed = entries(&opened.model, plan, &routes, batch);
-            let _ = write!(page, "\n## CPU: {title}\n\n{}", kernels::table(&listed, &routes).markdown());
+            let table = kernels::table(&listed, &routes).markdown();
+            let _ = write!(page, "\n## {device}: {title}\n\n{table}");
+        }
+        page += match device {
+            "CPU" => "\nThe instruction set stands at the end of a kernel's name; avx2 and scalar run the same kernels and give the same bits.\n",
+            _ => "\nFor an H200: another card may spread a product over other tiles. Launches that serve the same step are joined by +.\n",
         };
-    section("decode, Q4_K_M", &q4_k_m, Pass::Target, Lane::Serving, 1, 1);
-    section("a group of 8, Q4_K_M", &q4_k_m, Pass::Target, Lane::Serving, 8, 8);
-    section("prefill of 512, Q4_K_M", &q4_k_m, Pass::Target, Lane::Serving, 512, 1);
-    section("decode, NVFP4", &nvfp4, Pass::Target, Lane::Serving, 1, 1);
-    section("features into the drafter's cache, 4 rows", &q4_k_m, Pass::Inject, Lane::Serving, 4, 1);
-    section("a drafter's block of 16", &q4_k_m, Pass::Draft, Lane::Serving, 16, 1);
-    section("decode in the strict lane, Q4_K_M", &q4_k_m, Pass::Target, Lane::Strict, 1, 1);
-    page += "\nThe instruction set stands at the end of a kernel's name; avx2 and scalar run the same kernels and give the same bits.\n";
+    }
     Ok(page)
 }
 
