@@ -116,7 +116,9 @@ pub fn routes(model: &Model, pass: Pass, stages: &[Stage], rows: usize, lane: La
                 Work::Project { outs, .. } => ("", "", outs.iter().map(|(s, _)| *s).collect()),
                 Work::QkNormRope { .. } => ("qk-norm-rope", "src/kernels/rows.rs", vec![]),
                 Work::Store { .. } => ("kv-store", "src/kv.rs", vec![]),
-                Work::Attend { .. } if lane == Lane::Strict => ("attend-strict", "src/strict/attend.rs", vec![]),
+                Work::Attend { .. } if lane == Lane::Strict => {
+                    ("attend-strict", "src/strict/attend.rs", vec![])
+                }
                 Work::Attend { gate: true, .. } => ("attend-flash-gate", "src/kernels/attend.rs", vec![]),
                 Work::Attend { .. } => ("attend-flash", "src/kernels/attend.rs", vec![]),
                 Work::Gate => ("gate", "src/math.rs", vec![]),

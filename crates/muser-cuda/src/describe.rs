@@ -4,6 +4,7 @@ use crate::buffers::Buffers;
 use crate::device::{compile, key};
 use crate::gpu::Card;
 use crate::kv::Kv;
+use crate::product::GROUP;
 use crate::program::{Node, SMALL};
 use crate::weights::Weights;
 use muser_core::{DeviceError, Lane, Model, Pass, Route};
@@ -43,32 +44,59 @@ impl<'a> Describer<'a> {
 
     /// The kernels that a pass over `rows` rows at depth `depth` launches, in order.
     pub fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Result<Vec<Route>, DeviceError> {
-        let key = key(self.lane, pass, rows, rows.min(SMALL), depth);
+        let key = key(self.lane, pass, rows, asked(pass, rows), depth);
         let nodes = compile(&self.card, self.model, &self.weights, &self.kv, &self.buffers, self.lane, key)?;
-        Ok(routes(&nodes, self.lane, rows))
+        Ok(routes(&nodes, self.lane))
+    }
+}
+
+/// Rows that ask for logits: one of a chunk, all of a group, the masks of a block.
+pub(crate) fn asked(pass: Pass, rows: usize) -> usize {
+    match pass {
+        Pass::Target if rows > GROUP => 1,
+        Pass::Target => rows,
+        Pass::Draft => rows.saturating_sub(1).clamp(1, SMALL),
+        Pass::Inject => 0,
     }
 }
 
 /// A route for each run of launches that serve the same steps.
-pub(crate) fn routes(nodes: &[Node], lane: Lane, rows: usize) -> Vec<Route> {
-    let route = |group: &[Node]| {
-        let names: Vec<&str> = group.iter().map(|n| n.name.as_str()).collect();
-        let small = rows <= SMALL;
-        let ladder = vec![
-            ("tensor cores straight from the quants".to_string(), format!("at most {SMALL} rows"), small),
-            ("widened to f16, then cuBLAS".to_string(), format!("more than {SMALL} rows"), !small),
-        ];
-        Route {
-            steps: group[0].steps.clone(),
-            kernel: names.join(" + "),
-            library: if lane == Lane::Serving { "muser-cuda S" } else { "muser-cuda X" },
-            file: group[0].file,
-            ladder: if lane == Lane::Serving && is_product(&group[0].name) { ladder } else { vec![] },
-        }
-    };
-    nodes.chunk_by(|a, b| a.steps == b.steps).map(route).collect()
+pub(crate) fn routes(nodes: &[Node], lane: Lane) -> Vec<Route> {
+    nodes.chunk_by(|a, b| a.steps == b.steps).map(|group| route(group, lane)).collect()
 }
 
-fn is_product(kernel: &str) -> bool {
-    ["project", "widen", "gemm"].iter().any(|k| kernel.starts_with(k))
+fn route(group: &[Node], lane: Lane) -> Route {
+    let mut names: Vec<(&str, usize)> = vec![];
+    for node in group {
+        match names.iter_mut().find(|(name, _)| *name == node.name) {
+            Some((_, count)) => *count += 1,
+            None => names.push((&node.name, 1)),
+        }
+    }
+    let counted = |(name, count): &(&str, usize)| match count {
+        1 => name.to_string(),
+        n => format!("{n} {name}"),
+    };
+    let kernel = names.iter().map(counted).collect::<Vec<_>>().join(" + ");
+    let starts = |what: &'static str| group.iter().find(|n| n.name.starts_with(what));
+    let (streamed, widened) = (starts("project"), starts("widen"));
+    let ladder = match (streamed, widened) {
+        (None, None) => vec![(kernel.clone(), "the only one for this lane".to_string(), true)],
+        (one, _) => {
+            let (direct, wide) = (format!("at most {SMALL} rows"), format!("more than {SMALL} rows"));
+            let name = |taken: bool, other: &str| if taken { kernel.clone() } else { other.to_string() };
+            let small = one.is_some();
+            vec![
+                (name(small, "project: tensor cores straight from the quants"), direct, small),
+                (name(!small, "widen + gemm-f16: to f16, then cuBLAS"), wide, !small),
+            ]
+        }
+    };
+    Route {
+        steps: group[0].steps.clone(),
+        kernel,
+        library: if lane == Lane::Serving { "muser-cuda S" } else { "muser-cuda X" },
+        file: streamed.or(widened).unwrap_or(&group[0]).file,
+        ladder,
+    }
 }

@@ -349,7 +349,7 @@ impl Device for CudaDevice {
     }
 
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route> {
-        let key = key(self.lane, pass, rows, rows.min(SMALL), depth);
-        self.compile(key).map(|nodes| describe::routes(&nodes, self.lane, rows)).unwrap_or_default()
+        let key = key(self.lane, pass, rows, describe::asked(pass, rows), depth);
+        self.compile(key).map(|nodes| describe::routes(&nodes, self.lane)).unwrap_or_default()
     }
 }

@@ -24,10 +24,20 @@ fn inspect_knows_both_forms_of_the_window_pattern() {
 
 #[test]
 fn kernels_cover_every_step_of_the_plan() {
-    for pass in ["target", "inject", "draft"] {
-        for rows in ["1", "16", "512"] {
-            let table =
-                muser(&["kernels", "--json", "--pass", pass, "--rows", rows, "--device", "cpu"]).json();
+    // Nothing is loaded, so CUDA is listed without a card.
+    let shape = ["--geometry", "muse-glimmer-30b", "--draft", "auto"];
+    for (device, lane, model) in [
+        ("cpu", "serving", &[][..]),
+        ("cpu", "strict", &[]),
+        ("cuda", "serving", &shape),
+        ("cuda", "strict", &shape),
+    ] {
+        for (pass, rows) in
+            ["target", "inject", "draft"].iter().flat_map(|p| ["1", "16", "512"].map(|n| (p, n)))
+        {
+            let args =
+                ["kernels", "--json", "--pass", pass, "--rows", rows, "--device", device, "--lane", lane];
+            let table = muser(&[&args[..], model].concat()).json();
             let kernels = table["kernels"].as_array().unwrap();
             assert!(!kernels.is_empty());
             for kernel in kernels {

@@ -10,14 +10,16 @@ use muser_core::{
     Row, SeqId, Slot, TensorView,
 };
 use muser_cpu::{CpuDevice, CpuOptions};
+use muser_testkit::suite::Watch;
 use muser_testkit::{model, prompts};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 const CHUNK: usize = 7;
 
-fn cpu(model: &Arc<Model>) -> CpuDevice {
-    let options = CpuOptions { lane: Lane::Strict, max_rows: 32, ..CpuOptions::default() };
+fn cpu(model: &Arc<Model>, lane: Lane) -> CpuDevice {
+    let options = CpuOptions { lane, max_rows: 32, ..CpuOptions::default() };
     CpuDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap()
 }
 
@@ -104,22 +106,25 @@ impl Device for Planted<'_> {
     }
 }
 
-/// A unit in the last place of any result of any kernel of the CPU.
-#[test]
-fn an_error_in_any_step_is_located() {
-    let model = model("gguf/tiny-mix.gguf", None);
+/// Plants an error in every result of every kernel of a pass over `chunk` rows; returns the kernels' names.
+fn plant_everywhere(
+    lane: Lane,
+    chunk: usize,
+    other: &mut dyn Device,
+    model: &Arc<Model>,
+) -> BTreeSet<String> {
     let (_, tokens) = &prompts()[0];
-    let (mut device, mut reference) = (cpu(&model), Reference::new(model.clone(), KvType::F16, 32));
-    let kernels = device.routes(Pass::Target, CHUNK, 0);
-    let mut planted = 0;
+    let mut device = cpu(model, lane);
+    let kernels = device.routes(Pass::Target, chunk, 0);
+    let mut covered = BTreeSet::new();
     for (k, kernel) in kernels.iter().enumerate() {
         let step = kernel.steps.end - 1;
         for buf in model.plans.target.steps[step].op.writes() {
             let width = model.plans.width(Pass::Target, buf);
             let place = Place { step, buf, position: k * 5 % tokens.len(), element: k * 6971 % width };
             let mut bent = Planted { inner: &mut device, width, place };
-            let found = first_difference(&model, [&mut bent, &mut reference], tokens, CHUNK, 0.0).unwrap();
-            let found = found.unwrap_or_else(|| panic!("{place:?} was not found"));
+            let found = first_difference(model, [&mut bent, &mut *other], tokens, chunk, 0.0).unwrap();
+            let found = found.unwrap_or_else(|| panic!("{lane:?}, {chunk} rows: {place:?} was not found"));
             let Difference { layer, values: (a, b), .. } = found;
             assert_eq!(
                 (found.step, found.buf, found.position, found.element),
@@ -127,11 +132,63 @@ fn an_error_in_any_step_is_located() {
             );
             assert_eq!(layer, model.plans.target.steps[step].layer);
             assert_eq!(a.to_bits() ^ b.to_bits(), 1);
-            planted += 1;
+            covered.insert(kernel.kernel.clone());
         }
     }
-    assert!(planted >= 2 + 8 * 12, "{planted}");
-    assert_eq!(first_difference(&model, [&mut device, &mut reference], tokens, CHUNK, 0.0).unwrap(), None);
+    assert_eq!(first_difference(model, [&mut device, other], tokens, chunk, 0.0).unwrap(), None);
+    // What stores keys and values leaves nothing that can be read but what attention reads.
+    let silent = |k: &&Route| !covered.contains(&k.kernel);
+    let stores = kernels.iter().filter(silent).all(|k| k.kernel.starts_with("kv-store"));
+    assert!(stores, "{lane:?}, {chunk} rows: no error was planted in some kernel");
+    covered
+}
+
+/// A unit in the last place of any result of any kernel of the CPU: the strict lane beside the reference, the serving lane
+/// beside itself, with passes of one row, of a few and of many.
+#[test]
+fn an_error_in_any_step_is_located() {
+    let model = model("gguf/tiny-mix.gguf", None);
+    let mut reference = Reference::new(model.clone(), KvType::F16, 32);
+    for chunk in [1, CHUNK] {
+        plant_everywhere(Lane::Strict, chunk, &mut reference, &model);
+    }
+    let mut serving = BTreeSet::new();
+    for chunk in [1, CHUNK, 24] {
+        serving.extend(plant_everywhere(Lane::Serving, chunk, &mut cpu(&model, Lane::Serving), &model));
+    }
+    for kind in ["embed", "norm", "matvec", "rows", "gemm", "matvec-silu", "qk-norm-rope", "attend", "tail"] {
+        assert!(serving.iter().any(|name| name.starts_with(kind)), "{kind} is not in {serving:?}");
+    }
+}
+
+/// A stored key or value that is one unit off is seen where attention reads it.
+#[test]
+fn an_error_in_a_stored_key_is_seen_by_attention() {
+    let model = model("gguf/tiny-mix.gguf", None);
+    let (_, tokens) = &prompts()[0];
+    let last = tokens.len() - 1;
+    for lane in [Lane::Strict, Lane::Serving] {
+        let mut device = cpu(&model, lane);
+        let seq = device.open(tokens.len()).unwrap();
+        let row = |(i, token): (usize, &u32)| Row::new(seq, i as u32, *token);
+        let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
+        device.run(Pass::Target, &rows, None).unwrap();
+        let right = device.save(seq, last).unwrap();
+        let mut attended = |state: &[u8]| {
+            device.restore(seq, last, state).unwrap();
+            let mut watch = Watch::new(&model, Pass::Target, Buf::A, |op, _| matches!(op, Op::Attend { .. }));
+            device.run(Pass::Target, &rows[last..], Some(&mut watch)).unwrap();
+            watch.seen
+        };
+        let want = attended(&right);
+        // Half-precision values stand after the eight bytes of the length: the first key, one between, the last value.
+        for at in [8, right.len() / 2, right.len() - 2] {
+            let mut bent = right.clone();
+            bent[at] ^= 1;
+            assert!(attended(&bent) != want, "{lane:?}: byte {at} of {}", right.len());
+        }
+        assert!(attended(&right) == want);
+    }
 }
 
 /// A model with one changed weight.
@@ -155,7 +212,7 @@ fn an_error_that_spreads_is_located_at_its_source() {
     let whole = model("gguf/tiny-Q8_0.gguf", None);
     let (_, tokens) = &prompts()[0];
     let mut reference = Reference::new(whole.clone(), KvType::F16, 32);
-    let right = receipt(&whole, &mut cpu(&whole), tokens, CHUNK, 1).unwrap();
+    let right = receipt(&whole, &mut cpu(&whole, Lane::Strict), tokens, CHUNK, 1).unwrap();
     for (layer, kind, row) in [
         (0, Kind::AttnQ, 3),
         (2, Kind::AttnV, 17),
@@ -170,7 +227,7 @@ fn an_error_that_spreads_is_located_at_its_source() {
         data[row * tensor.row_bytes()] ^= 1;
         let bits = Box::new(OneBit { model: whole.clone(), slot, data });
         let bent = Arc::new(Model::new(whole.geometry().clone(), bits, None).unwrap());
-        let mut device = cpu(&bent);
+        let mut device = cpu(&bent, Lane::Strict);
         let found = first_difference(&whole, [&mut device, &mut reference], tokens, CHUNK, 0.0).unwrap();
         let found = found.unwrap_or_else(|| panic!("{slot} was not found"));
         let step = &whole.plans.target.steps[found.step];

@@ -87,8 +87,12 @@ fn kernel_table() -> Result<String> {
             let _ = write!(page, "\n## {device}: {title}\n\n{table}");
         }
         page += match device {
-            "CPU" => "\nThe instruction set stands at the end of a kernel's name; avx2 and scalar run the same kernels and give the same bits.\n",
-            _ => "\nFor an H200: another card may spread a product over other tiles. Launches that serve the same step are joined by +.\n",
+            "CPU" => {
+                "\nThe instruction set stands at the end of a kernel's name; avx2 and scalar run the same kernels and give the same bits.\n"
+            }
+            _ => {
+                "\nFor an H200: another card may spread a product over other tiles. Launches that serve the same steps are joined by +.\n"
+            }
         };
     }
     Ok(page)
@@ -107,6 +111,7 @@ const EFFECTS: &[Effect] = &[
         arithmetic: "serving: each device has its own; strict: none",
         routes: "each device has its own kernels",
     },
+    Effect { flag: "devices", arithmetic: "as --device", routes: "as --device" },
     Effect { flag: "lane", arithmetic: "all of it, see above", routes: "the kernels of the lane" },
     Effect {
         flag: "kv",
@@ -115,7 +120,11 @@ const EFFECTS: &[Effect] = &[
     },
     Effect { flag: "isa", arithmetic: "none", routes: "the same kernels, compiled for these instructions" },
     Effect { flag: "threads", arithmetic: "none", routes: "none" },
-    Effect { flag: "chunk", arithmetic: "CPU: none", routes: "more rows a pass take kernels for more rows" },
+    Effect {
+        flag: "chunk",
+        arithmetic: "CPU and strict: none",
+        routes: "more rows a pass take kernels for more rows",
+    },
     Effect { flag: "mapped", arithmetic: "none", routes: "weights are unpacked at every use" },
     Effect {
         flag: "draft",
@@ -123,6 +132,16 @@ const EFFECTS: &[Effect] = &[
         routes: "verification takes kernels for several rows; the drafter's passes",
     },
     Effect { flag: "draft_rows", arithmetic: "as --draft", routes: "as --draft" },
+    Effect {
+        flag: "slots",
+        arithmetic: "CPU and strict: none",
+        routes: "more rows a step take kernels for larger groups",
+    },
+    Effect {
+        flag: "cache",
+        arithmetic: "CPU and strict: none",
+        routes: "what follows kept state is computed in other chunks",
+    },
 ];
 
 /// Environment variables that muser reads.
@@ -132,6 +151,18 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("XDG_CACHE_HOME", "compiled CUDA kernels are kept in muser/ there; no arithmetic"),
     ("HOME", "as XDG_CACHE_HOME, with .cache between; no arithmetic"),
     ("NO_COLOR", "no styles in the terminal; no arithmetic"),
+];
+
+/// Those that libraries inside muser read.
+const LIBRARIES: &[(&str, &str)] = &[
+    ("TZ", "the date that a chat template writes into the prompt; no arithmetic"),
+    ("TERM, COLORTERM, CLICOLOR, CLICOLOR_FORCE, LANG", "how the terminal is written to; no arithmetic"),
+    ("RUST_BACKTRACE", "what a crash prints; no arithmetic"),
+    ("CUDA_VISIBLE_DEVICES", "which cards the driver shows; no arithmetic but the card's own"),
+    (
+        "LD_LIBRARY_PATH",
+        "which NVRTC and cuBLAS are found: others may round the serving lane of CUDA otherwise; strict: none",
+    ),
 ];
 
 fn lanes() -> String {
@@ -164,7 +195,7 @@ fn lanes() -> String {
     page += &table.markdown();
     page += "\n## Environment variables\n\n";
     let mut table = Table::new(&["variable", "what it does"]);
-    for (name, effect) in ENVIRONMENT {
+    for (name, effect) in ENVIRONMENT.iter().chain(LIBRARIES) {
         table.row([name.to_string(), effect.to_string()]);
     }
     page += &table.markdown();
