@@ -116,6 +116,14 @@ pub struct Generator {
 }
 
 impl Generator {
+    /// Tokens of a request's prompt.
+    pub fn count(&self, request: &Request) -> Result<usize, ApiError> {
+        match &request.input {
+            Input::Tokens(tokens) => Ok(tokens.len()),
+            Input::Chat(chat) => Ok(self.text.prompt(chat, &request.answer, self.free_calls)?.tokens.len()),
+        }
+    }
+
     /// Starts a request.
     pub fn start(&self, request: Request) -> Result<Generation, ApiError> {
         let mut rendered = None;
@@ -141,7 +149,7 @@ impl Generator {
         }
         if tokens.len() >= context {
             let message = format!(
-                "the prompt has {} tokens and the context holds {context}; shorten the conversation or start the server with a larger --context",
+                "the prompt of {} tokens exceeds the available context size of {context} tokens; shorten the conversation or start the server with a larger --context",
                 tokens.len()
             );
             return Err(ApiError::new(Kind::Context, message));

@@ -4,7 +4,9 @@ use crate::constrain::{Answer, Choice};
 use crate::error::{ApiError, Kind};
 use crate::fields::Fields;
 use muser_core::sample::{MAX_LOGPROBS, SamplerOptions};
+use muser_text::{Specials, Tokenizer};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// What is continued.
@@ -123,8 +125,9 @@ impl Request {
     }
 
     /// Reads what OpenAI's and llama.cpp's routes have in common.
-    pub fn read_common(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+    pub fn read_common(&mut self, fields: &mut Fields, tokenizer: &Tokenizer) -> Result<(), ApiError> {
         read_sampling(&mut self.sampling, fields)?;
+        self.sampling.logit_bias = read_bias(fields.take("logit_bias"), tokenizer)?;
         self.stop = fields.strings("stop")?;
         self.ignore_end = fields.flag("ignore_eos")?.unwrap_or(false);
         self.reuse = fields.flag("cache_prompt")?.unwrap_or(true);
@@ -185,34 +188,46 @@ pub fn read_sampling(options: &mut SamplerOptions, fields: &mut Fields) -> Resul
     if let Some(seed) = fields.integer("seed")? {
         options.seed = u64::try_from(seed).ok();
     }
-    options.logit_bias = read_bias(fields.take("logit_bias"))?;
     Ok(())
 }
 
-/// `{"id": bias}`, or llama.cpp's `[[id, bias]]` where false forbids.
-fn read_bias(value: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> {
+/// `{"id": bias}`, or llama.cpp's `[[id, bias]]` where false forbids. Instead of an id there may be a text: each of its
+/// tokens gets the bias.
+fn read_bias(value: Option<Value>, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiError> {
     let wrong = |what: &str| ApiError::field("logit_bias", format!("logit_bias: {what}"));
-    let one = |id: Option<u32>, bias: &Value| {
-        let id = id.ok_or_else(|| wrong("keys must be token ids"))?;
+    // One bias a token, the last one, so that a long list costs each step no more than a pass over the vocabulary.
+    let mut biases = BTreeMap::new();
+    let mut add = |id: Option<u32>, text: Option<&str>, bias: &Value| {
+        let ids = match (id, text) {
+            (Some(id), _) => vec![id],
+            (None, Some(text)) => tokenizer.encode(text, Specials::Plain),
+            (None, None) => return Err(wrong("a bias belongs to a token id or a text")),
+        };
         let bias = match bias {
             Value::Bool(false) => f32::NEG_INFINITY,
             other => other.as_f64().ok_or_else(|| wrong("values must be numbers"))? as f32,
         };
         // OpenAI's lowest value means never.
-        Ok((id, if bias <= -100.0 { f32::NEG_INFINITY } else { bias }))
+        let bias = if bias <= -100.0 { f32::NEG_INFINITY } else { bias };
+        biases.extend(ids.into_iter().map(|id| (id, bias)));
+        Ok(())
     };
     match value {
-        None => Ok(vec![]),
-        Some(Value::Object(map)) => map.iter().map(|(id, bias)| one(id.parse().ok(), bias)).collect(),
-        Some(Value::Array(all)) => all
-            .iter()
-            .map(|pair| match pair.as_array().map(Vec::as_slice) {
-                Some([id, bias]) => one(id.as_u64().and_then(|id| u32::try_from(id).ok()), bias),
+        None => {}
+        Some(Value::Object(map)) => {
+            map.iter().try_for_each(|(key, b)| add(key.parse().ok(), Some(key), b))?
+        }
+        Some(Value::Array(all)) => {
+            all.iter().try_for_each(|pair| match pair.as_array().map(Vec::as_slice) {
+                Some([key, bias]) => {
+                    add(key.as_u64().and_then(|id| u32::try_from(id).ok()), key.as_str(), bias)
+                }
                 _ => Err(wrong("must hold pairs of token id and bias")),
-            })
-            .collect(),
-        Some(_) => Err(wrong("must be an object")),
+            })?
+        }
+        Some(_) => return Err(wrong("must be an object")),
     }
+    Ok(biases.into_iter().collect())
 }
 
 /// The number of alternatives whose log probabilities are asked for.

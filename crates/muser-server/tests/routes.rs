@@ -123,6 +123,8 @@ async fn events_of_responses_and_messages() {
     let inputs: String = events.iter().filter_map(|e| e["delta"]["partial_json"].as_str()).collect();
     assert_eq!(serde_json::from_str::<Value>(&inputs).unwrap(), whole["content"][1]["input"]);
     assert_eq!(whole["stop_reason"], "tool_use");
+    // Clients send thoughts back only where a signature came with them.
+    assert!(events.iter().any(|e| e["delta"]["type"] == "signature_delta"), "{text}");
     assert_eq!(events.first().unwrap()["type"], "message_start");
     assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "tool_use");
     assert_eq!(events.last().unwrap()["type"], "message_stop");
@@ -138,7 +140,7 @@ async fn wrong_fields_are_named() {
         ("/v1/chat/completions", json!({"n": 1000}), "n"),
         ("/v1/chat/completions", json!({"stop": 5}), "stop"),
         ("/v1/chat/completions", json!({"top_logprobs": 99, "logprobs": true}), "top_logprobs"),
-        ("/v1/chat/completions", json!({"logit_bias": {"x": 1}}), "logit_bias"),
+        ("/v1/chat/completions", json!({"logit_bias": {"5": "x"}}), "logit_bias"),
         ("/v1/chat/completions", json!({"response_format": {"type": "yaml"}}), "response_format"),
         ("/v1/chat/completions", json!({"messages": "x"}), "messages"),
         ("/v1/chat/completions", json!({"messages": [{"role": "king", "content": "x"}]}), "messages"),
@@ -168,6 +170,38 @@ async fn wrong_fields_are_named() {
         (status, &answer["error"]["code"]),
         (StatusCode::BAD_REQUEST, &json!("context_length_exceeded"))
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_llama_cpps_clients_expect() {
+    let server = Server::new();
+    server.stage.script("a", encode("One\ntwo<|eot|>"));
+    server.stage.script("b", encode("Three<|eot|>"));
+    let (_, one) =
+        server.post("/completions", json!({"prompt": "[[a]]", "temperature": 0, "n_predict": 9})).await;
+    assert_eq!((&one["content"], &one["has_new_line"]), (&json!("One\ntwo"), &json!(true)), "{one}");
+    assert_eq!((&one["prompt"], &one["generation_settings"]["n_predict"]), (&json!("[[a]]"), &json!(9)));
+    // Several prompts, in any form, are answered by a list.
+    let prompts = json!(["[[a]]", encode("[[b]]"), {"prompt_string": "[[b]]"}]);
+    let (_, all) = server.post("/completion", json!({"prompt": prompts, "temperature": 0})).await;
+    let said: Vec<&Value> = all.as_array().unwrap().iter().map(|one| &one["content"]).collect();
+    assert_eq!(said, ["One\ntwo", "Three", "Three"]);
+    // Biases of texts are biases of their tokens.
+    for bias in [json!({"Three": -100}), json!([["Three", false]])] {
+        let ask = json!({"prompt": "[[b]]", "temperature": 0, "n_predict": 3, "logit_bias": bias});
+        let (status, body) = server.post("/completion", ask).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        assert!(!body["content"].as_str().unwrap().contains("Three"), "{body}");
+    }
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let counted = server.post("/chat/completions/input_tokens", json!({"messages": messages})).await.1;
+    let other = server.post("/v1/responses/input_tokens", json!({"input": messages})).await.1;
+    assert!(counted["input_tokens"].as_u64().unwrap() > 5);
+    assert_eq!(counted["input_tokens"], other["input_tokens"]);
+    assert!(server.get("/models").await.1.contains("glimmer-mini"));
+    let long = json!({"prompt": "word ".repeat(3000)});
+    let why = complaint("/completion", &server.post("/completion", long).await.1);
+    assert!(why.contains("exceeds the available context size"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -269,6 +269,10 @@ impl Blocks {
 
     fn stop(&mut self, steps: &mut Vec<Step>) {
         let Some(mut block) = self.open.take() else { return };
+        if block["type"] == "thinking" {
+            // There is none, but clients send thoughts back only with one.
+            self.delta(json!({"type": "signature_delta", "signature": ""}), steps);
+        }
         if block["type"] == "tool_use" {
             block["input"] =
                 serde_json::from_str(&std::mem::take(&mut self.arguments)).unwrap_or_else(|_| json!({}));

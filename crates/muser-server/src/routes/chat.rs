@@ -38,6 +38,19 @@ pub async fn route(State(app): State<Arc<App>>, request: axum::extract::Request)
     answer(app, request).await.unwrap_or_else(|e| e.response(Protocol::OpenAi))
 }
 
+/// `POST /v1/chat/completions/input_tokens`
+pub async fn count(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
+    let counted = async {
+        let (mut fields, _) = app.read(request).await?;
+        app.check_model(fields.string("model")?)?;
+        let (request, _) = read(&app, &mut fields)?;
+        app.finish(fields)?;
+        let tokens = app.generator.count(&request)?;
+        Ok(Json(json!({"object": "chat.completion.input_tokens", "input_tokens": tokens})).into_response())
+    };
+    counted.await.unwrap_or_else(|e: ApiError| e.response(Protocol::OpenAi))
+}
+
 /// How the answer is to be sent.
 struct Sending {
     stream: bool,
@@ -47,7 +60,7 @@ struct Sending {
 async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Response, ApiError> {
     let (mut fields, client) = app.read(request).await?;
     app.check_model(fields.string("model")?)?;
-    let (mut request, sending) = read(&mut fields)?;
+    let (mut request, sending) = read(&app, &mut fields)?;
     app.finish(fields)?;
     request.client = client;
     let generation = app.generator.start(request)?;
@@ -68,12 +81,12 @@ fn generation_n(app: &App) -> usize {
 }
 
 /// Reads a chat request; the rest of the fields stays.
-fn read(fields: &mut Fields) -> Result<(Request, Sending), ApiError> {
+fn read(app: &App, fields: &mut Fields) -> Result<(Request, Sending), ApiError> {
     let messages =
         fields.take("messages").ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
     let chat = read_chat(fields, messages)?;
     let mut request = Request::new(Input::Chat(Box::new(chat)));
-    request.read_common(fields)?;
+    request.read_common(fields, &app.generator.text.tokenizer)?;
     request.n = fields.count("n")?.unwrap_or(1);
     request.max_tokens = fields.count("max_completion_tokens")?.or(fields.count("max_tokens")?);
     check_max(request.max_tokens)?;
@@ -247,6 +260,7 @@ impl Encoder for Chunks {
         if self.include_usage {
             let mut chunk = self.frame(json!([]));
             chunk["usage"] = usage(&self.usages);
+            chunk["timings"] = self.usages.first().map(timings).into();
             data(out, &chunk);
         }
         out.push_str("data: [DONE]\n\n");

@@ -25,7 +25,7 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
     let (mut fields, client) = app.read(request).await?;
     app.check_model(fields.string("model")?)?;
     let prompts = read_prompts(&app.generator.text, fields.take("prompt"))?;
-    let mut request = read(&mut fields)?;
+    let mut request = read(&app, &mut fields)?;
     request.client = client;
     let stream = fields.flag("stream")?.unwrap_or(false);
     let include_usage = match fields.object("stream_options")? {
@@ -99,9 +99,9 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
     Ok(Json(body).into_response())
 }
 
-fn read(fields: &mut Fields) -> Result<Request, ApiError> {
+fn read(app: &App, fields: &mut Fields) -> Result<Request, ApiError> {
     let mut request = Request::new(Input::Tokens(vec![]));
-    request.read_common(fields)?;
+    request.read_common(fields, &app.generator.text.tokenizer)?;
     request.n = fields.count("n")?.unwrap_or(1);
     request.max_tokens = Some(fields.count("max_tokens")?.unwrap_or(16));
     check_max(request.max_tokens)?;
@@ -134,8 +134,10 @@ pub fn read_prompts(text: &TextModel, value: Option<Value>) -> Result<Vec<Vec<u3
         Value::Object(parts) => parts.get("prompt_string")?.as_str().map(|prompt| encode(text, prompt)),
         _ => None,
     };
-    let media =
-        |v: &Value| v.get("multimodal_data").and_then(|m| m.as_array()).is_some_and(|m| !m.is_empty());
+    let media = |v: &Value| {
+        let data = v.get("multimodal_data").filter(|m| !m.is_null());
+        data.is_some_and(|m| m.as_array().is_none_or(|all| !all.is_empty()))
+    };
     let list = value.as_ref().and_then(Value::as_array).into_iter().flatten();
     if value.iter().chain(list).any(media) {
         return Err(not_text("prompt.multimodal_data", "image"));

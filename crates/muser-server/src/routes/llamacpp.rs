@@ -5,7 +5,7 @@ use super::completions::{encode, read_prompts};
 use super::openai::timings;
 use crate::app::App;
 use crate::error::{ApiError, Kind, Protocol};
-use crate::generate::{Finish, Output, TokenReport, Usage};
+use crate::generate::{Finish, Generation, Output, TokenReport, Usage};
 use crate::request::{Input, Request, check_logprobs, not_text};
 use crate::stream::{self, Encoder, data};
 use crate::text::TextModel;
@@ -29,26 +29,28 @@ pub async fn completion(State(app): State<Arc<App>>, request: axum::extract::Req
 
 async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
     let (mut fields, client) = app.read(request).await?;
-    let prompt = match fields.take("prompt") {
+    let (prompts, several) = match fields.take("prompt") {
         // Texts and token ids may be mixed in one prompt.
-        Some(Value::Array(parts)) if parts.iter().all(|p| p.is_string() || p.is_number()) => {
-            mixed(&app.generator.text, &parts)?
+        Some(Value::Array(parts)) if parts.iter().any(Value::is_number) => {
+            (vec![mixed(&app.generator.text, &parts)?], false)
         }
-        other => match &read_prompts(&app.generator.text, other)?[..] {
-            [one] => one.clone(),
-            _ => {
-                return Err(ApiError::field(
-                    "prompt",
-                    "prompt must be one prompt; /v1/completions takes several",
-                ));
-            }
-        },
+        other => {
+            let several = matches!(other, Some(Value::Array(_)));
+            (read_prompts(&app.generator.text, other)?, several)
+        }
     };
+    let most = app.generator.max_n;
+    if prompts.len() > most {
+        return Err(ApiError::field(
+            "prompt",
+            format!("prompt may be at most {most} prompts in one request"),
+        ));
+    }
     if fields.take("image_data").is_some_and(|i| i.as_array().is_none_or(|all| !all.is_empty())) {
         return Err(not_text("image_data", "image"));
     }
-    let mut request = Request::new(Input::Tokens(prompt));
-    request.read_common(&mut fields)?;
+    let mut request = Request::new(Input::Tokens(vec![]));
+    request.read_common(&mut fields, &app.generator.text.tokenizer)?;
     request.client = client;
     // -1 is without limit; 0 only fills the cache, which one token does as well.
     let max = fields.integer("n_predict")?.or(fields.integer("max_tokens")?);
@@ -58,8 +60,12 @@ async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
     }
     request.report_tokens = true;
     let stream = fields.flag("stream")?.unwrap_or(false);
-    let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
+    if stream && prompts.len() > 1 {
+        return Err(ApiError::field("prompt", "prompt must be one prompt in a streamed request"));
+    }
+    let return_tokens = stream || fields.flag("return_tokens")?.unwrap_or(false);
     fields.ignore(&[
+        "return_tokens",
         "model",
         "id_slot",
         "n_keep",
@@ -69,26 +75,63 @@ async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
         "user",
     ]);
     app.finish(fields)?;
-    let mut generation = app.generator.start(request)?;
-    let prompt_tokens = generation.prompt_tokens;
-    let mut pieces =
-        Pieces { text: app.generator.text.clone(), tokens: vec![], return_tokens, prompt_tokens };
+    let start = |tokens: Vec<u32>| {
+        let text = app.generator.text.clone();
+        let pieces = Pieces {
+            prompt: String::from_utf8_lossy(&text.tokenizer.decode(&tokens)).into_owned(),
+            settings: settings(&request, text.tokenizer.end_ids()),
+            text,
+            tokens: vec![],
+            return_tokens,
+            prompt_tokens: tokens.len(),
+            new_line: false,
+        };
+        let request = Request { input: Input::Tokens(tokens), ..request.clone() };
+        Ok::<_, ApiError>((app.generator.start(request)?, pieces))
+    };
+    let mut started = prompts.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
     if stream {
+        let (generation, pieces) = started.remove(0);
         return Ok(stream::response(generation, pieces, stream::SSE));
     }
+    let mut done = vec![];
+    for (index, (generation, pieces)) in started.into_iter().enumerate() {
+        let mut body = whole(generation, pieces).await?;
+        body["index"] = index.into();
+        done.push(body);
+    }
+    Ok(if several { Json(Value::Array(done)) } else { Json(done.remove(0)) }.into_response())
+}
+
+/// A generation's pieces as one.
+async fn whole(mut generation: Generation, mut pieces: Pieces) -> Result<Value, ApiError> {
     let mut content = String::new();
     while let Some((_, output)) = generation.next().await {
         match output {
             Output::Token(token) => pieces.tokens.push(token),
             Output::Event(Event::Content(text)) => content.push_str(&text),
             Output::End(Finish::Failed(error), _) => return Err(error),
-            Output::End(finish, usage) => {
-                return Ok(Json(pieces.last(&content, &finish, &usage)).into_response());
-            }
+            Output::End(finish, usage) => return Ok(pieces.last(&content, &finish, &usage)),
             _ => {}
         }
     }
     Err(ApiError::new(Kind::Internal, "the generation ended without an end"))
+}
+
+/// What a request asks for, under llama.cpp's names.
+fn settings(request: &Request, ends: &[u32]) -> Value {
+    let s = &request.sampling;
+    // JSON has no infinity: llama.cpp writes null for a token that is forbidden.
+    let ends = ends.iter().filter(|_| request.ignore_end).map(|end| (*end, f32::NEG_INFINITY));
+    let biases = s.logit_bias.iter().copied().chain(ends);
+    let bias: Vec<Value> = biases.map(|(id, bias)| json!({"token": id, "bias": bias})).collect();
+    json!({
+        "n_predict": request.max_tokens.map_or(-1, |n| n as i64), "seed": s.seed, "temperature": s.temperature,
+        "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p, "typical_p": s.typical_p,
+        "repeat_penalty": s.repetition_penalty, "repeat_last_n": s.repeat_last_n,
+        "presence_penalty": s.presence_penalty, "frequency_penalty": s.frequency_penalty,
+        "stop": request.stop, "ignore_eos": request.ignore_end, "logit_bias": bias, "n_probs": s.logprobs.unwrap_or(0),
+    })
 }
 
 fn mixed(text: &TextModel, parts: &[Value]) -> Result<Vec<u32>, ApiError> {
@@ -113,10 +156,14 @@ struct Pieces {
     tokens: Vec<TokenReport>,
     return_tokens: bool,
     prompt_tokens: usize,
+    prompt: String,
+    settings: Value,
+    new_line: bool,
 }
 
 impl Pieces {
     fn piece(&mut self, content: &str) -> Value {
+        self.new_line |= content.contains('\n');
         let reported = std::mem::take(&mut self.tokens);
         let ids: Vec<u32> =
             if self.return_tokens { reported.iter().map(|t| t.token).collect() } else { vec![] };
@@ -153,7 +200,11 @@ impl Pieces {
         out["tokens_predicted"] = usage.report.generated.into();
         out["tokens_evaluated"] = self.prompt_tokens.into();
         out["tokens_cached"] = usage.report.cached.into();
+        // Nothing of a prompt is ever cut off.
         out["truncated"] = false.into();
+        out["has_new_line"] = self.new_line.into();
+        out["prompt"] = std::mem::take(&mut self.prompt).into();
+        out["generation_settings"] = self.settings.take();
         out["timings"] = timings(usage);
         out
     }

@@ -38,17 +38,20 @@ pub fn usage(all: &[Usage]) -> Value {
 pub fn timings(usage: &Usage) -> Value {
     let r = &usage.report;
     let per_second = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-    let computed = r.prompt - r.cached;
+    let ms_each = |n: usize, seconds: f64| if n > 0 { seconds * 1e3 / n as f64 } else { 0.0 };
+    let (computed, stepped) = (r.prompt - r.cached, r.generated.saturating_sub(1));
     json!({
         "queue_ms": r.queue_seconds * 1e3,
         "cache_n": r.cached,
         "prompt_n": computed,
         "prompt_ms": r.prompt_seconds * 1e3,
+        "prompt_per_token_ms": ms_each(computed, r.prompt_seconds),
         "prompt_per_second": per_second(computed, r.prompt_seconds),
         "predicted_n": r.generated,
         "predicted_ms": r.decode_seconds * 1e3,
         // The first token belongs to the prompt's time.
-        "predicted_per_second": per_second(r.generated.saturating_sub(1), r.decode_seconds),
+        "predicted_per_token_ms": ms_each(stepped, r.decode_seconds),
+        "predicted_per_second": per_second(stepped, r.decode_seconds),
         "draft_n": r.drafted,
         "draft_n_accepted": r.accepted,
     })

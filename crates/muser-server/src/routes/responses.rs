@@ -35,8 +35,20 @@ pub async fn route(State(app): State<Arc<App>>, request: axum::extract::Request)
     answer(app, request).await.unwrap_or_else(|e| e.response(Protocol::OpenAi))
 }
 
-async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Response, ApiError> {
-    let (mut fields, client) = app.read(request).await?;
+/// `POST /v1/responses/input_tokens`
+pub async fn count(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
+    let counted = async {
+        let (mut fields, _) = app.read(request).await?;
+        let request = read(&app, &mut fields)?;
+        app.finish(fields)?;
+        let tokens = app.generator.count(&request)?;
+        Ok(Json(json!({"object": "response.input_tokens", "input_tokens": tokens})).into_response())
+    };
+    counted.await.unwrap_or_else(|e: ApiError| e.response(Protocol::OpenAi))
+}
+
+/// Reads everything but how the answer is sent; the rest of the fields stays.
+fn read(app: &App, fields: &mut Fields) -> Result<Request, ApiError> {
     app.check_model(fields.string("model")?)?;
     for name in ["previous_response_id", "conversation", "background"] {
         if fields.take(name).is_some_and(|v| v != Value::Bool(false)) {
@@ -46,7 +58,7 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
             return Err(ApiError::field(name, message));
         }
     }
-    let messages = read_input(&mut fields)?;
+    let messages = read_input(fields)?;
     if let Some(Value::Array(tools)) = fields.take("tools") {
         // The tools that OpenAI runs itself can't be called here.
         let function = |tool: &Value| tool.get("type").and_then(Value::as_str) == Some("function");
@@ -56,11 +68,9 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
         }
         fields.put("tools", Value::Array(tools));
     }
-    let summary = wants_summary(&mut fields);
-    let chat = read_chat(&mut fields, messages)?;
+    let chat = read_chat(fields, messages)?;
     let mut request = Request::new(Input::Chat(Box::new(chat)));
-    request.client = client;
-    read_sampling(&mut request.sampling, &mut fields)?;
+    read_sampling(&mut request.sampling, fields)?;
     request.max_tokens = fields.count("max_output_tokens")?;
     check_max(request.max_tokens)?;
     if let Some(mut text) = fields.object("text")?
@@ -68,8 +78,16 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
     {
         request.answer = read_text_format(format)?;
     }
-    let stream = fields.flag("stream")?.unwrap_or(false);
     fields.ignore(&IGNORED);
+    Ok(request)
+}
+
+async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Response, ApiError> {
+    let (mut fields, client) = app.read(request).await?;
+    let summary = wants_summary(&mut fields);
+    let mut request = read(&app, &mut fields)?;
+    request.client = client;
+    let stream = fields.flag("stream")?.unwrap_or(false);
     app.finish(fields)?;
     let mut generation = app.generator.start(request)?;
     let mut items = Items::new(app.generator.text.name.clone(), summary);
