@@ -13,6 +13,7 @@ mod k5;
 mod k6;
 mod lut4;
 mod nv4;
+mod open;
 mod q4;
 mod q8;
 mod unpack;
@@ -33,7 +34,7 @@ pub use nv4::{Mx4, Nv4};
 pub use q4::Q4;
 pub use q8::{Q8, Q8M};
 
-/// A packed form.
+/// A layout of weights that kernels multiply.
 pub trait Form: 'static {
     /// `COLS` columns of 16 rows.
     type Block: Plain;
@@ -43,8 +44,6 @@ pub trait Form: 'static {
     const COLS: usize;
     /// How activations are prepared.
     const SCALES: Scales;
-    /// Packs the file blocks of 16 rows (bytes that stand for `COLS` columns each; fewer at a row's end for floats).
-    fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Self::Block);
     /// Adds the block's part of the dot products to `acc`; asks for what lies `ahead` bytes after each load.
     fn multiply<S: Simd, const NC: usize>(
         s: S,
@@ -54,6 +53,21 @@ pub trait Form: 'static {
         x: &Self::X<NC>,
         acc: &mut [S::F; NC],
     );
+}
+
+/// A form that files are packed into.
+pub trait Packed: Form {
+    /// Packs the file blocks of 16 rows (bytes that stand for `COLS` columns each; fewer at a row's end for floats).
+    fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Self::Block);
+}
+
+/// A form that many tiles of columns meet unpacked: codes as bytes and scales as floats, made once for all of them. The
+/// same operations in the same order, so the same bits.
+pub trait Opens: Packed {
+    /// The unpacked form.
+    type Open: Form;
+    /// Unpacks a block.
+    fn open<S: Simd>(s: S, w: &Self::Block, table: S::B, to: &mut <Self::Open as Form>::Block);
 }
 
 /// Which form.
@@ -112,6 +126,20 @@ macro_rules! with_form {
 }
 pub(crate) use with_form;
 
+/// Calls `$f::<$form>($args)` for the form of a kind that [`Opens`], else gives `$other`.
+macro_rules! with_opening {
+    ($kind:expr, $other:expr, $f:ident $(, $arg:expr)*) => {
+        match $kind {
+            $crate::forms::FormKind::K4 => $f::<$crate::forms::K4>($($arg),*),
+            $crate::forms::FormKind::K5 => $f::<$crate::forms::K5>($($arg),*),
+            $crate::forms::FormKind::K6 => $f::<$crate::forms::K6>($($arg),*),
+            $crate::forms::FormKind::K3 => $f::<$crate::forms::K3>($($arg),*),
+            _ => $other,
+        }
+    };
+}
+pub(crate) use with_opening;
+
 impl FormKind {
     /// The form that a file's type is packed into.
     pub fn of(dtype: DType) -> FormKind {
@@ -151,6 +179,14 @@ impl FormKind {
         with_form!(self, bytes)
     }
 
+    /// Bytes of an unpacked block of 16 rows; none where unpacking does not pay.
+    pub fn open_bytes(self) -> Option<usize> {
+        fn bytes<F: Opens>() -> Option<usize> {
+            Some(size_of::<<F::Open as Form>::Block>())
+        }
+        with_opening!(self, None, bytes)
+    }
+
     /// How activations are prepared.
     pub fn scales(self) -> Scales {
         fn scales<F: Form>() -> Scales {
@@ -169,11 +205,16 @@ impl FormKind {
 /// (measured on Zen 4: 256 bytes give 0 to 15 % over none, 1,024 lose as much).
 pub const NEAR: usize = 256;
 
-/// Sums that begin at `start` in every column. (A plain loop: `array::map` of wide values is not inlined.)
+// Loops below are plain: a closure does not inherit the caller's instruction set, and where it is not inlined every
+// operation becomes a call.
+
+/// Sums that begin at `start` in every column.
 #[inline(always)]
 fn starts<S: Simd, const NC: usize>(s: S, start: &[i32; NC]) -> [S::I; NC] {
     let mut part = [s.splat_i(0); NC];
-    part.iter_mut().zip(start).for_each(|(part, start)| *part = s.splat_i(*start));
+    for c in 0..NC {
+        part[c] = s.splat_i(start[c]);
+    }
     part
 }
 
@@ -181,34 +222,42 @@ fn starts<S: Simd, const NC: usize>(s: S, start: &[i32; NC]) -> [S::I; NC] {
 #[inline(always)]
 fn starts_wide<S: Simd, const NC: usize>(s: S, start: &[i32; NC]) -> [S::I; NC] {
     let mut part = [s.splat_i(0); NC];
-    part.iter_mut().zip(start).for_each(|(part, start)| *part = s.start_wide(*start));
+    for c in 0..NC {
+        part[c] = s.start_wide(start[c]);
+    }
     part
 }
 
 /// `part += w * x` in every column, four products a lane.
 #[inline(always)]
 fn dots<S: Simd, const NC: usize>(s: S, part: &mut [S::I; NC], w: S::B, x: &[i32; NC]) {
-    part.iter_mut().zip(x).for_each(|(part, x)| *part = s.dot(*part, w, *x));
+    for c in 0..NC {
+        part[c] = s.dot(part[c], w, x[c]);
+    }
 }
 
 /// [`dots`] with codes that stand 128 above their meaning.
 #[inline(always)]
 fn dots_wide<S: Simd, const NC: usize>(s: S, part: &mut [S::I; NC], w: S::B, x: &[i32; NC]) {
-    part.iter_mut().zip(x).for_each(|(part, x)| *part = s.dot_wide(*part, w, *x));
+    for c in 0..NC {
+        part[c] = s.dot_wide(part[c], w, x[c]);
+    }
 }
 
 /// `total += part * scale` in every column. In floats: on Zen 4 conversion and multiply-add leave the dot units more
 /// time than an integer product and sum.
 #[inline(always)]
 fn add_scaled<S: Simd, const NC: usize>(s: S, total: &mut [S::F; NC], part: &[S::I; NC], scale: S::F) {
-    total.iter_mut().zip(part).for_each(|(total, part)| *total = s.fma(s.to_f(*part), scale, *total));
+    for c in 0..NC {
+        total[c] = s.fma(s.to_f(part[c]), scale, total[c]);
+    }
 }
 
 /// `acc += total * x` in every column; `x` is the activations' step.
 #[inline(always)]
 fn add_floats<S: Simd, const NC: usize>(s: S, acc: &mut [S::F; NC], total: &[S::F; NC], x: &[f32; NC]) {
-    for ((acc, total), x) in acc.iter_mut().zip(total).zip(x) {
-        *acc = s.fma(*total, s.splat_f(*x), *acc);
+    for c in 0..NC {
+        acc[c] = s.fma(total[c], s.splat_f(x[c]), acc[c]);
     }
 }
 
@@ -221,8 +270,8 @@ fn add_ints<S: Simd, const NC: usize>(
     d: S::F,
     x: &[f32; NC],
 ) {
-    for ((acc, total), x) in acc.iter_mut().zip(total).zip(x) {
-        *acc = s.fma(s.to_f(*total), s.mul_f(d, s.splat_f(*x)), *acc);
+    for c in 0..NC {
+        acc[c] = s.fma(s.to_f(total[c]), s.mul_f(d, s.splat_f(x[c])), acc[c]);
     }
 }
 
@@ -233,7 +282,7 @@ pub fn table(dtype: DType) -> [u8; 16] {
 
 /// Packs a panel: `rows[i]` is the whole file row i.
 pub fn pack_panel(dtype: DType, rows: &[&[u8]; LANES], panel: &mut [u8]) {
-    fn pack<F: Form>(dtype: DType, rows: &[&[u8]; LANES], panel: &mut [u8]) {
+    fn pack<F: Packed>(dtype: DType, rows: &[&[u8]; LANES], panel: &mut [u8]) {
         let bytes = F::COLS / dtype.block_len() * dtype.block_bytes();
         for (b, block) in crate::plain::view_mut::<F::Block, u8>(panel).iter_mut().enumerate() {
             let part = rows.map(|row| &row[(b * bytes).min(row.len())..((b + 1) * bytes).min(row.len())]);

@@ -27,6 +27,8 @@ pub trait Simd: Copy + Send + Sync {
 
     /// Loads 64 bytes of weights, and asks for those `ahead` bytes later.
     fn load_b(self, from: &[u8; 64], ahead: usize) -> Self::B;
+    /// Stores 64 bytes.
+    fn store_b(self, to: &mut [u8; 64], v: Self::B);
     /// Asks for the bytes that stand `ahead` bytes after `at`.
     fn fetch<T: ?Sized>(self, at: &T, ahead: usize);
     /// A table of 16 bytes, for [`Simd::lookup`].

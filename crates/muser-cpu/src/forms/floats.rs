@@ -2,7 +2,7 @@
 //!
 //! Even and odd columns have a sum each, so that one multiply-add need not wait for the last.
 
-use super::Form;
+use super::{Form, Packed};
 use crate::activations::Scales;
 use crate::simd::{LANES, Simd};
 use muser_format::DType;
@@ -12,12 +12,7 @@ macro_rules! float_form {
         $(#[$doc])*
         pub struct $name;
 
-        impl Form for $name {
-            type Block = [[u8; 16 * $bytes]; 32];
-            type X<const NC: usize> = [[f32; NC]; 32];
-            const COLS: usize = 32;
-            const SCALES: Scales = Scales::Float;
-
+        impl Packed for $name {
             fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Self::Block) {
                 for (r, row) in rows.iter().enumerate() {
                     let values = row.as_chunks::<$bytes>().0;
@@ -26,6 +21,13 @@ macro_rules! float_form {
                     }
                 }
             }
+        }
+
+        impl Form for $name {
+            type Block = [[u8; 16 * $bytes]; 32];
+            type X<const NC: usize> = [[f32; NC]; 32];
+            const COLS: usize = 32;
+            const SCALES: Scales = Scales::Float;
 
             #[inline(always)]
             fn multiply<S: Simd, const NC: usize>(

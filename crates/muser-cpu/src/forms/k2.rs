@@ -8,7 +8,7 @@
 //! ```
 
 use super::unpack::{Codes, half_of, interleave2};
-use super::{Form, dots};
+use super::{Form, Packed, dots};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -30,12 +30,7 @@ const _: () = assert!(size_of::<Block>() == 84 * 16);
 // SAFETY: bytes only.
 unsafe impl Plain for Block {}
 
-impl Form for K2 {
-    type Block = Block;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
-
+impl Packed for K2 {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             if dtype == DType::Q2K {
@@ -61,6 +56,13 @@ impl Form for K2 {
             }
         }
     }
+}
+
+impl Form for K2 {
+    type Block = Block;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(

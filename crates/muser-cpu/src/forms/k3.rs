@@ -9,8 +9,9 @@
 //! ```
 //! Table entries stand 64 above their meaning, so that they are unsigned and below 128.
 
+use super::open::{Offset, OffsetBlock};
 use super::unpack::Codes;
-use super::{Form, add_floats, add_scaled, dots, starts};
+use super::{Form, NEAR, Opens, Packed, add_floats, add_scaled, dots, starts};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -31,12 +32,7 @@ pub struct Block {
 unsafe impl Plain for Block {}
 const _: () = assert!(size_of::<Block>() == 1856);
 
-impl Form for K3 {
-    type Block = Block;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
-
+impl Packed for K3 {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             let codes = Codes::read(dtype, row);
@@ -55,6 +51,13 @@ impl Form for K3 {
             block.d[r] = codes.d;
         }
     }
+}
+
+impl Form for K3 {
+    type Block = Block;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(
@@ -70,15 +73,12 @@ impl Form for K3 {
         let d = s.load_f(&w.d);
         let mut total = [s.splat_f(0.0); NC];
         for g in 0..8 {
-            let parts = [0, 1, 2].map(|i| s.load_b(&w.codes[g][i], ahead));
-            let low = parts.map(|p| s.and_b(p, 7));
-            let middle = parts.map(|p| s.and_b(s.shr_b(p, 3), 7));
-            let top = [(0, 4), (1, 5)]
-                .map(|(i, n)| s.and_b(s.select(s.shr_b(parts[i], 6), s.shr_b(parts[2], n), 3), 7));
-            let codes = [low[0], low[1], low[2], middle[0], middle[1], middle[2], top[0], top[1]];
+            let codes = codes(s, &w.codes[g], ahead);
             for half in 0..2 {
                 let mut part = starts(s, &x.start16[2 * g + half]);
-                part.iter_mut().for_each(|part| *part = s.add_i(*part, *part));
+                for c in 0..NC {
+                    part[c] = s.add_i(part[c], part[c]);
+                }
                 for i in 4 * half..4 * half + 4 {
                     dots(s, &mut part, s.lookup(table, codes[i]), &x.q[8 * g + i]);
                 }
@@ -87,5 +87,42 @@ impl Form for K3 {
             }
         }
         add_floats(s, acc, &total, &x.scale);
+    }
+}
+
+/// The codes of 32 columns.
+#[inline(always)]
+fn codes<S: Simd>(s: S, group: &[[u8; 64]; 3], ahead: usize) -> [S::B; 8] {
+    let [a, b, c] = [s.load_b(&group[0], ahead), s.load_b(&group[1], ahead), s.load_b(&group[2], ahead)];
+    let top_a = s.and_b(s.select(s.shr_b(a, 6), s.shr_b(c, 4), 3), 7);
+    let top_b = s.and_b(s.select(s.shr_b(b, 6), s.shr_b(c, 5), 3), 7);
+    let [middle_a, middle_b, middle_c] = [s.shr_b(a, 3), s.shr_b(b, 3), s.shr_b(c, 3)];
+    [
+        s.and_b(a, 7),
+        s.and_b(b, 7),
+        s.and_b(c, 7),
+        s.and_b(middle_a, 7),
+        s.and_b(middle_b, 7),
+        s.and_b(middle_c, 7),
+        top_a,
+        top_b,
+    ]
+}
+
+impl Opens for K3 {
+    type Open = Offset<64>;
+
+    #[inline(always)]
+    fn open<S: Simd>(s: S, w: &Block, table: S::B, to: &mut OffsetBlock) {
+        let d = s.load_f(&w.d);
+        for g in 0..8 {
+            let codes = codes(s, &w.codes[g], NEAR);
+            for i in 0..8 {
+                s.store_b(&mut to.codes[8 * g + i], s.lookup(table, codes[i]));
+            }
+        }
+        for g in 0..16 {
+            s.store_f(&mut to.scales[g], s.mul_f(d, s.to_f(s.widen_i8(&w.scales[g]))));
+        }
     }
 }

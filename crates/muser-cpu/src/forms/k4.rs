@@ -11,8 +11,9 @@
 //! ```
 //! Per 64 bytes of codes: one load, three operations to unpack, two dots. Memory binds.
 
+use super::open::{Minima, MinimaBlock, less_minima};
 use super::unpack::{half_of, interleave4, nibbles_k, scale_min_k};
-use super::{Form, add_floats, add_scaled, dots};
+use super::{Form, NEAR, Opens, Packed, add_scaled, dots};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -95,21 +96,31 @@ impl Header {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
+        let mins = self.mins();
+        less_minima(s, total, [s.load_b(&mins[0], 0), s.load_b(&mins[1], 0)], self.dmin(s), x, acc);
+    }
+
+    /// Minima as the dot units want them.
+    #[inline(always)]
+    fn mins(&self) -> [[u8; 64]; 2] {
         let mins = unpack_six(&self.min_low, &self.min_high);
-        let mins = [s.load_b(&join(&mins[0], &mins[1]), 0), s.load_b(&join(&mins[2], &mins[3]), 0)];
-        let dmin = s.mul_f(s.half(&self.dmin), s.splat_f(-1.0));
-        for c in 0..NC {
-            // Sums of x as 32 * high + low: both fit a byte.
-            let mut high = s.splat_i(0);
-            let mut low = s.splat_i(0);
-            for q in 0..2 {
-                high = s.dot(high, mins[q], x.sums_high[q][c]);
-                low = s.dot(low, mins[q], x.sums_low[q][c]);
-            }
-            let sum = s.add_i(s.shl_i(high, 5), low);
-            total[c] = s.fma(s.to_f(sum), dmin, total[c]);
+        [join(&mins[0], &mins[1]), join(&mins[2], &mins[3])]
+    }
+
+    #[inline(always)]
+    fn dmin<S: Simd>(&self, s: S) -> S::F {
+        s.mul_f(s.half(&self.dmin), s.splat_f(-1.0))
+    }
+
+    /// What an unpacked block needs besides its codes.
+    #[inline(always)]
+    pub fn open<S: Simd>(&self, s: S, to: &mut MinimaBlock) {
+        let scales = self.scales();
+        for g in 0..8 {
+            s.store_f(&mut to.scales[g], self.scale(s, &scales, g));
         }
-        add_floats(s, acc, total, &x.scale);
+        to.mins = self.mins();
+        s.store_f(&mut to.dmin, self.dmin(s));
     }
 }
 
@@ -133,12 +144,7 @@ fn unpack_six(low: &[u8; 64], high: &[u8; 32]) -> [[u8; 32]; 4] {
     out
 }
 
-impl Form for K4 {
-    type Block = Block;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
-
+impl Packed for K4 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         block.header = Header::pack(rows);
         for (r, row) in rows.iter().enumerate() {
@@ -148,6 +154,13 @@ impl Form for K4 {
             }
         }
     }
+}
+
+impl Form for K4 {
+    type Block = Block;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(
@@ -172,5 +185,19 @@ impl Form for K4 {
             add_scaled(s, &mut total, &part, w.header.scale(s, &scales, g));
         }
         w.header.finish(s, &mut total, x, acc);
+    }
+}
+
+impl Opens for K4 {
+    type Open = Minima;
+
+    #[inline(always)]
+    fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut MinimaBlock) {
+        for (both, to) in w.codes.as_flattened().iter().zip(to.codes.as_chunks_mut::<2>().0) {
+            let both = s.load_b(both, NEAR);
+            s.store_b(&mut to[0], s.and_b(both, 15));
+            s.store_b(&mut to[1], s.and_b(s.shr_b(both, 4), 15));
+        }
+        w.header.open(s, to);
     }
 }

@@ -7,8 +7,9 @@
 //! ```
 
 use super::k4::Header;
+use super::open::{Minima, MinimaBlock};
 use super::unpack::{interleave1, interleave4, nibbles_k};
-use super::{Form, add_scaled, dots};
+use super::{Form, NEAR, Opens, Packed, add_scaled, dots};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -36,12 +37,7 @@ const _: () = assert!(size_of::<Block>() == 176 * 16);
 // SAFETY: bytes only.
 unsafe impl Plain for Block {}
 
-impl Form for K5 {
-    type Block = Block;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
-
+impl Packed for K5 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         block.header = Header::pack(rows);
         for (r, row) in rows.iter().enumerate() {
@@ -52,6 +48,13 @@ impl Form for K5 {
             }
         }
     }
+}
+
+impl Form for K5 {
+    type Block = Block;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(
@@ -69,18 +72,40 @@ impl Form for K5 {
             let mut part = [s.splat_i(0); NC];
             let fifth = s.load_b(&w.groups[g].high, ahead);
             for i in 0..4 {
-                let both = s.load_b(&w.groups[g].codes[i], ahead);
-                // Bit 2i (then 2i + 1) goes to place 4.
-                let (at, next) = (2 * i as u32, 2 * i as u32 + 1);
-                let bit = if at <= 4 { s.shl_b(fifth, 4 - at) } else { s.shr_b(fifth, at - 4) };
-                let low = s.or_masked(s.and_b(both, 15), bit, 16);
-                let bit = if next <= 4 { s.shl_b(fifth, 4 - next) } else { s.shr_b(fifth, next - 4) };
-                let high = s.or_masked(s.and_b(s.shr_b(both, 4), 15), bit, 16);
+                let [low, high] = codes(s, s.load_b(&w.groups[g].codes[i], ahead), fifth, i);
                 dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
                 dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
             }
             add_scaled(s, &mut total, &part, w.header.scale(s, &scales, g));
         }
         w.header.finish(s, &mut total, x, acc);
+    }
+}
+
+/// The codes of part `i` of a group: four bits each, with their fifth bits.
+#[inline(always)]
+fn codes<S: Simd>(s: S, both: S::B, fifth: S::B, i: usize) -> [S::B; 2] {
+    // Bit 2i (then 2i + 1) goes to place 4.
+    let (at, next) = (2 * i as u32, 2 * i as u32 + 1);
+    let bit = if at <= 4 { s.shl_b(fifth, 4 - at) } else { s.shr_b(fifth, at - 4) };
+    let low = s.or_masked(s.and_b(both, 15), bit, 16);
+    let bit = if next <= 4 { s.shl_b(fifth, 4 - next) } else { s.shr_b(fifth, next - 4) };
+    [low, s.or_masked(s.and_b(s.shr_b(both, 4), 15), bit, 16)]
+}
+
+impl Opens for K5 {
+    type Open = Minima;
+
+    #[inline(always)]
+    fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut MinimaBlock) {
+        for (group, to) in w.groups.iter().zip(to.codes.as_chunks_mut::<8>().0) {
+            let fifth = s.load_b(&group.high, NEAR);
+            for i in 0..4 {
+                let [low, high] = codes(s, s.load_b(&group.codes[i], NEAR), fifth, i);
+                s.store_b(&mut to[2 * i], low);
+                s.store_b(&mut to[2 * i + 1], high);
+            }
+        }
+        w.header.open(s, to);
     }
 }

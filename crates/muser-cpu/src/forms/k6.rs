@@ -8,7 +8,8 @@
 //! ```
 //! The 32 is taken off by starting each sum at -32 times the sum of the activations.
 
-use super::{Form, add_floats, add_scaled, dots, starts};
+use super::open::{Offset, OffsetBlock};
+use super::{Form, NEAR, Opens, Packed, add_floats, add_scaled, dots, starts};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -29,12 +30,7 @@ const _: () = assert!(size_of::<Block>() == 3392);
 // SAFETY: bytes only.
 unsafe impl Plain for Block {}
 
-impl Form for K6 {
-    type Block = Block;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
-
+impl Packed for K6 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             let (low, high) = (&row[..128], &row[128..192]);
@@ -62,6 +58,13 @@ impl Form for K6 {
             block.d[r] = half::f16::from_le_bytes([row[208], row[209]]).to_f32();
         }
     }
+}
+
+impl Form for K6 {
+    type Block = Block;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(
@@ -78,16 +81,38 @@ impl Form for K6 {
         let mut total = [s.splat_f(0.0); NC];
         for g in 0..16 {
             let mut part = starts(s, &x.start16[g]);
-            let parts = [0, 1, 2].map(|i| s.load_b(&w.codes[g][i], ahead));
-            for i in 0..3 {
-                dots(s, &mut part, s.and_b(parts[i], 63), &x.q[4 * g + i]);
+            let codes = codes(s, &w.codes[g], ahead);
+            for i in 0..4 {
+                dots(s, &mut part, codes[i], &x.q[4 * g + i]);
             }
-            let low = s.select(s.shr_b(parts[0], 6), s.shr_b(parts[1], 4), 3);
-            let last = s.and_b(s.select(low, s.shr_b(parts[2], 2), 15), 63);
-            dots(s, &mut part, last, &x.q[4 * g + 3]);
             let scale = s.mul_f(d, s.to_f(s.widen_i8(&w.scales[g])));
             add_scaled(s, &mut total, &part, scale);
         }
         add_floats(s, acc, &total, &x.scale);
+    }
+}
+
+/// A group's codes.
+#[inline(always)]
+fn codes<S: Simd>(s: S, group: &[[u8; 64]; 3], ahead: usize) -> [S::B; 4] {
+    let [a, b, c] = [s.load_b(&group[0], ahead), s.load_b(&group[1], ahead), s.load_b(&group[2], ahead)];
+    let low = s.select(s.shr_b(a, 6), s.shr_b(b, 4), 3);
+    let last = s.and_b(s.select(low, s.shr_b(c, 2), 15), 63);
+    [s.and_b(a, 63), s.and_b(b, 63), s.and_b(c, 63), last]
+}
+
+impl Opens for K6 {
+    type Open = Offset<32>;
+
+    #[inline(always)]
+    fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut OffsetBlock) {
+        let d = s.load_f(&w.d);
+        for g in 0..16 {
+            let codes = codes(s, &w.codes[g], NEAR);
+            for i in 0..4 {
+                s.store_b(&mut to.codes[4 * g + i], codes[i]);
+            }
+            s.store_f(&mut to.scales[g], s.mul_f(d, s.to_f(s.widen_i8(&w.scales[g]))));
+        }
     }
 }

@@ -9,7 +9,7 @@
 //! Table entries stand 128 above their meaning.
 
 use super::unpack::{Codes, interleave4};
-use super::{Form, add_floats, add_scaled, dots_wide, starts_wide};
+use super::{Form, Packed, add_floats, add_scaled, dots_wide, starts_wide};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -30,12 +30,7 @@ const _: () = assert!(size_of::<Block>() == 2240);
 // SAFETY: bytes, then floats at an offset that is a multiple of four; no padding.
 unsafe impl Plain for Block {}
 
-impl Form for Lut4 {
-    type Block = Block;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
-
+impl Packed for Lut4 {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             let codes = Codes::read(dtype, row);
@@ -48,6 +43,13 @@ impl Form for Lut4 {
             block.d[r] = codes.d;
         }
     }
+}
+
+impl Form for Lut4 {
+    type Block = Block;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(

@@ -9,7 +9,7 @@
 
 use super::q4::codes_dot;
 use super::unpack::{half_e8m0, interleave4, nibbles_16, nibbles_32};
-use super::{Form, add_ints, dots_wide, starts_wide};
+use super::{Form, Packed, add_ints, dots_wide, starts_wide};
 use crate::activations::{Block32, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -41,12 +41,7 @@ pub struct BlockM {
 // SAFETY: bytes, then floats at an offset that is a multiple of four; no padding.
 unsafe impl Plain for BlockM {}
 
-impl Form for Nv4 {
-    type Block = Block;
-    type X<const NC: usize> = [Block32<NC>; 2];
-    const COLS: usize = 64;
-    const SCALES: Scales = Scales::Per32;
-
+impl Packed for Nv4 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             for g in 0..4 {
@@ -57,6 +52,13 @@ impl Form for Nv4 {
             }
         }
     }
+}
+
+impl Form for Nv4 {
+    type Block = Block;
+    type X<const NC: usize> = [Block32<NC>; 2];
+    const COLS: usize = 64;
+    const SCALES: Scales = Scales::Per32;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(
@@ -87,18 +89,20 @@ impl Form for Nv4 {
     }
 }
 
-impl Form for Mx4 {
-    type Block = BlockM;
-    type X<const NC: usize> = Block32<NC>;
-    const COLS: usize = 32;
-    const SCALES: Scales = Scales::Per32;
-
+impl Packed for Mx4 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut BlockM) {
         for (r, row) in rows.iter().enumerate() {
             block.d[r] = half_e8m0(row[0]);
             interleave4(&mut block.codes, r, &nibbles_32(&row[1..17]));
         }
     }
+}
+
+impl Form for Mx4 {
+    type Block = BlockM;
+    type X<const NC: usize> = Block32<NC>;
+    const COLS: usize = 32;
+    const SCALES: Scales = Scales::Per32;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(

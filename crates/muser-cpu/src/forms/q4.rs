@@ -8,7 +8,7 @@
 //! Table entries stand 128 above their meaning.
 
 use super::unpack::{half_of, interleave4, nibbles_32};
-use super::{Form, add_ints, dots_wide, starts_wide};
+use super::{Form, Packed, add_ints, dots_wide, starts_wide};
 use crate::activations::{Block32, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -28,18 +28,20 @@ const _: () = assert!(size_of::<Block>() == 18 * 16);
 // SAFETY: bytes only.
 unsafe impl Plain for Block {}
 
-impl Form for Q4 {
-    type Block = Block;
-    type X<const NC: usize> = Block32<NC>;
-    const COLS: usize = 32;
-    const SCALES: Scales = Scales::Per32;
-
+impl Packed for Q4 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             half_of(&mut block.d, r, &row[..2]);
             interleave4(&mut block.codes, r, &nibbles_32(&row[2..18]));
         }
     }
+}
+
+impl Form for Q4 {
+    type Block = Block;
+    type X<const NC: usize> = Block32<NC>;
+    const COLS: usize = 32;
+    const SCALES: Scales = Scales::Per32;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(

@@ -7,7 +7,7 @@
 //! ```
 
 use super::unpack::{half_of, interleave8, small_codes};
-use super::{Form, add_ints, dots, dots_wide, starts_wide};
+use super::{Form, Packed, add_ints, dots, dots_wide, starts_wide};
 use crate::activations::{Block32, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -40,18 +40,20 @@ pub struct BlockM {
 // SAFETY: bytes only.
 unsafe impl Plain for BlockM {}
 
-impl Form for Q8 {
-    type Block = Block;
-    type X<const NC: usize> = Block32<NC>;
-    const COLS: usize = 32;
-    const SCALES: Scales = Scales::Per32;
-
+impl Packed for Q8 {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Block) {
         for (r, row) in rows.iter().enumerate() {
             half_of(&mut block.d, r, &row[..2]);
             interleave8(&mut block.codes, r, &small_codes(dtype, row));
         }
     }
+}
+
+impl Form for Q8 {
+    type Block = Block;
+    type X<const NC: usize> = Block32<NC>;
+    const COLS: usize = 32;
+    const SCALES: Scales = Scales::Per32;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(
@@ -72,12 +74,7 @@ impl Form for Q8 {
     }
 }
 
-impl Form for Q8M {
-    type Block = BlockM;
-    type X<const NC: usize> = Block32<NC>;
-    const COLS: usize = 32;
-    const SCALES: Scales = Scales::Per32;
-
+impl Packed for Q8M {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut BlockM) {
         for (r, row) in rows.iter().enumerate() {
             half_of(&mut block.d, r, &row[..2]);
@@ -85,6 +82,13 @@ impl Form for Q8M {
             interleave8(&mut block.codes, r, &small_codes(dtype, row));
         }
     }
+}
+
+impl Form for Q8M {
+    type Block = BlockM;
+    type X<const NC: usize> = Block32<NC>;
+    const COLS: usize = 32;
+    const SCALES: Scales = Scales::Per32;
 
     #[inline(always)]
     fn multiply<S: Simd, const NC: usize>(

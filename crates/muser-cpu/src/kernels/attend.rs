@@ -255,13 +255,9 @@ fn one_chunk<S: Simd>(
     for tile in keys.start / TILE..keys.end.div_ceil(TILE) {
         let first = tile * TILE;
         let held = keys.start.max(first)..keys.end.min(first + TILE);
-        let load = |s: S, which: usize, to: &mut [f32]| {
-            for pos in held.clone() {
-                let to = &mut to[(pos - first) * n..][..n];
-                decode(s, a.kv, cache.head(which, pos, queries.kv_head), to);
-            }
-        };
-        load(s, 0, &mut scratch.keys);
+        let rows = held.start - first..held.end - first;
+        let at = rows.start * n..rows.end * n;
+        load(s, a.kv, cache, (0, queries.kv_head), held.clone(), &mut scratch.keys[at.clone()]);
         let masked = held.start < queries.common.start || held.end > queries.common.end || held.len() < TILE;
         for v in 0..queries.vectors {
             let weights = scratch.weights[v * TILE..][..TILE].as_chunks_mut::<TILE>().0;
@@ -286,18 +282,34 @@ fn one_chunk<S: Simd>(
                 }
             }
         }
-        load(s, 1, &mut scratch.keys);
-        let rows = held.start - first..held.end - first;
+        load(s, a.kv, cache, (1, queries.kv_head), held, &mut scratch.keys[at.clone()]);
         for v in 0..queries.vectors {
             let weights = &scratch.weights[v * TILE..][..TILE];
             values(
                 s,
                 &weights[rows.clone()],
-                &scratch.keys[rows.start * n..rows.end * n],
+                &scratch.keys[at.clone()],
                 n,
                 &mut scratch.chunk.out[v * n..][..n],
             );
         }
+    }
+}
+
+/// Keys (0) or values (1) of a head at `positions` as floats. A function, not a closure: a closure does not inherit
+/// the instruction set.
+#[inline(always)]
+fn load<S: Simd>(
+    s: S,
+    kv: KvType,
+    cache: &Cache,
+    (which, head): (usize, usize),
+    positions: Range<usize>,
+    to: &mut [f32],
+) {
+    let n = to.len() / positions.len();
+    for (pos, to) in positions.zip(to.chunks_exact_mut(n)) {
+        decode(s, kv, cache.head(which, pos, head), to);
     }
 }
 

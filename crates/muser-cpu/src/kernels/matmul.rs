@@ -6,15 +6,16 @@
 
 use crate::activations::{Prepared, Tile};
 use crate::arena::Arena;
-use crate::forms::{Form, FormKind, NEAR, with_form};
+use crate::forms::{Form, FormKind, NEAR, Opens, with_form, with_opening};
 use crate::isa::Isa;
 use crate::math::SiluMul;
-use crate::plain::view;
+use crate::plain::{Plain, view, view_mut};
 use crate::pool::Pool;
 use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 use crate::weights::Matrix;
 use muser_core::{Model, ModelError};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -22,6 +23,8 @@ use std::sync::Mutex;
 const COLUMNS: usize = 12;
 /// Most panels that take turns on a tile's columns.
 pub const PANELS: usize = 4;
+/// Tiles of columns that make unpacking a panel first worth it.
+const OPEN: usize = 4;
 /// Panels of one unit take about this much of the second-level cache in prefill.
 const CACHE: usize = 512 << 10;
 /// Bytes of the longest run that a thread claims with few columns.
@@ -107,26 +110,33 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
     }
 }
 
-/// Whole panels of a matrix, and which of their blocks to multiply.
-#[derive(Clone)]
-pub struct Piece<'a> {
+/// Whole panels of a matrix.
+#[derive(Clone, Copy)]
+pub struct Panels<'a> {
     /// Up to [`PANELS`] panels.
-    pub panels: &'a [u8],
+    pub bytes: &'a [u8],
     /// Form of their blocks.
     pub form: FormKind,
     /// What their codes select from.
     pub table: &'a [u8; 16],
     /// Blocks of a panel.
     pub blocks: usize,
-    /// Those to multiply.
-    pub run: Range<usize>,
+}
+
+/// Blocks of panels to multiply.
+#[derive(Clone)]
+struct Piece<'a> {
+    panels: Panels<'a>,
+    /// Whether the blocks are unpacked: then the panels hold those of `run` only.
+    opened: bool,
+    run: Range<usize>,
 }
 
 /// Adds the products of a piece and a tile of `width` columns, all of whose blocks `x` holds, to `out`.
-pub fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
+fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
     fn tile<F: Form>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
-        let Piece { table, blocks, run, .. } = piece;
-        let (panels, first) = (view::<F::Block, u8>(piece.panels), run.start);
+        let Piece { panels: Panels { bytes, table, blocks, .. }, opened, run } = piece;
+        let (panels, first) = (view::<F::Block, u8>(bytes), if opened { 0 } else { run.start });
         macro_rules! run {
             ($nc:literal) => {
                 TileOf::<F, $nc> { panels, blocks, first, table, x: &view(x)[run], out }
@@ -149,24 +159,103 @@ pub fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut O
             _ => unreachable!("tiles have the widths of activations::widths"),
         }
     }
-    with_form!(piece.form, tile, isa, piece, width, x, out)
+    fn opened<F: Opens>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
+        tile::<F::Open>(isa, piece, width, x, out);
+    }
+    if piece.opened {
+        with_opening!(piece.panels.form, (), opened, isa, piece, width, x, out)
+    } else {
+        with_form!(piece.panels.form, tile, isa, piece, width, x, out)
+    }
 }
 
-/// Rows of `panels` of a tile's columns into `out`, whose rows are `rows` wide.
-fn store(rows: usize, panels: Range<usize>, tile: &Tile, results: &Out, out: &SharedMut<'_, f32>) {
-    for (panel, results) in panels.zip(results) {
-        let first = panel * LANES;
-        let count = LANES.min(rows - first);
-        for (c, result) in results[..tile.used].iter().enumerate() {
-            // SAFETY: each unit has its own panels, so its own elements of every row.
-            let to = unsafe { out.part((tile.first + c) * rows + first, count) };
-            to.copy_from_slice(&result[..count]);
+/// 64 bytes that stand in one line of the cache.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+// SAFETY: bytes only.
+unsafe impl Plain for Line {}
+
+thread_local! {
+    /// A thread's unpacked blocks.
+    static OPENED: RefCell<Vec<Line>> = const { RefCell::new(vec![]) };
+}
+
+/// Unpacks blocks `run` of each panel.
+struct Open<'a, F: Opens> {
+    panels: &'a [F::Block],
+    blocks: usize,
+    run: Range<usize>,
+    table: &'a [u8; 16],
+    to: &'a mut [<F::Open as Form>::Block],
+}
+
+impl<F: Opens> Kernel for Open<'_, F> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        let table = s.table(self.table);
+        let panels = self.panels.chunks_exact(self.blocks);
+        for (panel, to) in panels.zip(self.to.chunks_exact_mut(self.run.len())) {
+            for (w, to) in panel[self.run.clone()].iter().zip(to) {
+                F::open(s, w, table, to);
+            }
         }
     }
 }
 
-/// Some of a matrix's panels times all columns: one sum a tile. What of the panels fits the second-level cache meets
-/// all tiles before the rest does.
+/// Unpacks blocks `run` of each panel into `to`.
+fn open(isa: Isa, panels: Panels<'_>, run: Range<usize>, to: &mut [Line]) {
+    fn blocks_of<F: Opens>(isa: Isa, panels: Panels<'_>, run: Range<usize>, to: &mut [Line]) {
+        let Panels { bytes, table, blocks, .. } = panels;
+        dispatch(isa, Open::<F> { panels: view(bytes), blocks, run, table, to: view_mut(to) });
+    }
+    with_opening!(panels.form, (), blocks_of, isa, panels, run, to)
+}
+
+/// Panels times all columns, one sum a tile. A span of each panel's blocks, which fits the second-level cache, meets all
+/// tiles before the next does; where there are many tiles, it is unpacked first.
+pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: &mut Vec<Out>) {
+    sums.clear();
+    sums.resize(x.tiles.len(), Out::default());
+    let Panels { bytes, form, blocks, .. } = panels;
+    let opens = form.open_bytes().filter(|_| x.tiles.len() >= OPEN);
+    let count = bytes.len() / (blocks * form.block_bytes());
+    let mut lines = OPENED.take();
+    for first in (0..blocks).step_by(span) {
+        let run = first..blocks.min(first + span);
+        let mut piece = Piece { panels, opened: opens.is_some(), run };
+        if let Some(block) = opens {
+            let need = count * piece.run.len() * block;
+            lines.resize(need.div_ceil(64), Line([0; 64]));
+            open(isa, panels, piece.run.clone(), &mut lines);
+            let bytes = &view::<u8, Line>(&lines)[..need];
+            piece.panels = Panels { bytes, blocks: piece.run.len(), ..panels };
+        }
+        for (tile, sums) in x.tiles.iter().zip(&mut *sums) {
+            multiply(isa, piece.clone(), tile.width, x.tile(form.scales(), tile), sums);
+        }
+    }
+    OPENED.set(lines);
+}
+
+/// Rows of `panels` of a tile's columns into `out`, whose rows are `rows` wide.
+fn store(rows: usize, panels: Range<usize>, tile: &Tile, results: &Out, out: &SharedMut<'_, f32>) {
+    for c in 0..tile.used {
+        for (panel, results) in panels.clone().zip(results) {
+            let first = panel * LANES;
+            let count = LANES.min(rows - first);
+            // SAFETY: each unit has its own panels, so its own elements of every row.
+            let to = unsafe { out.part((tile.first + c) * rows + first, count) };
+            match <&mut [f32; LANES]>::try_from(&mut *to) {
+                Ok(to) => *to = results[c],
+                Err(_) => to.copy_from_slice(&results[c][..count]),
+            }
+        }
+    }
+}
+
+/// Some of a matrix's panels times all columns: one sum a tile.
 fn panels_times(
     ctx: Context<'_>,
     matrix: &Matrix,
@@ -175,16 +264,9 @@ fn panels_times(
     x: &Prepared,
     sums: &mut Vec<Out>,
 ) {
-    sums.clear();
-    sums.resize(x.tiles.len(), Out::default());
     let blocks = matrix.panel_bytes / matrix.form.block_bytes();
-    for first in (0..blocks).step_by(span) {
-        let run = first..blocks.min(first + span);
-        for (tile, sums) in x.tiles.iter().zip(&mut *sums) {
-            let piece = Piece { panels, form: matrix.form, table: &matrix.table, blocks, run: run.clone() };
-            multiply(ctx.isa, piece, tile.width, x.tile(matrix.form.scales(), tile), sums);
-        }
-    }
+    let panels = Panels { bytes: panels, form: matrix.form, table: &matrix.table, blocks };
+    all_tiles(ctx.isa, panels, span, x, sums);
     if matrix.scale != 1.0 {
         sums.iter_mut().flatten().flatten().flatten().for_each(|v| *v *= matrix.scale);
     }
@@ -198,6 +280,13 @@ struct Shares {
     span: usize,
 }
 
+/// Blocks of each of `panels` panels that fit the second-level cache together: whole turns of 256 columns.
+pub fn span(form: FormKind, panels: usize) -> usize {
+    let turn = 256usize.div_ceil(form.cols());
+    let bytes = form.open_bytes().unwrap_or(form.block_bytes());
+    (CACHE / (panels * turn * bytes)).max(1) * turn
+}
+
 impl Shares {
     /// `matrices` of the same shape go together. Few columns: long runs of memory, since each new place costs a
     /// microsecond of waiting.
@@ -206,9 +295,7 @@ impl Shares {
         let fair = matrix.panels() / (8 * ctx.pool.threads());
         let panels = fair.clamp(1, PANELS);
         let most = if columns > 16 { 1 } else { (RUN / (panels * bytes)).max(1) };
-        // Whole turns of 256 columns.
-        let turn = 256usize.div_ceil(matrix.form.cols());
-        let span = (CACHE / (panels * matrices * turn * matrix.form.block_bytes())).max(1) * turn;
+        let span = span(matrix.form, panels);
         Shares { panels, most, span }
     }
 }
@@ -362,9 +449,19 @@ mod tests {
                         let words = prepared.tile(form.scales(), tile);
                         let (table, blocks) = (table(dtype), cols / form.cols());
                         // In two runs, as a span of the cache would cut it.
+                        let panels = Panels { bytes: twice, form, table: &table, blocks };
                         for run in [0..blocks / 2, blocks / 2..blocks] {
-                            let piece = Piece { panels: twice, form, table: &table, blocks, run };
+                            let piece = Piece { panels, opened: false, run };
                             multiply(isa, piece, tile.width, words, &mut out);
+                        }
+                        if let Some(bytes) = form.open_bytes() {
+                            let mut lines = vec![Line([0; 64]); 2 * blocks * bytes / 64];
+                            open(isa, panels, 0..blocks, &mut lines);
+                            let panels = Panels { bytes: view(&lines), ..panels };
+                            let mut opened = Out::default();
+                            let piece = Piece { panels, opened: true, run: 0..blocks };
+                            multiply(isa, piece, tile.width, words, &mut opened);
+                            assert_eq!(opened, out, "{} {isa} unpacked first", dtype.name());
                         }
                         assert_eq!(out[0], out[1], "two equal panels");
                         results.extend(&out[0][..tile.used]);

@@ -63,6 +63,10 @@ impl Simd for Avx2 {
         both!(|i| _mm256_loadu_si256(from.as_ptr().add(32 * i).cast()))
     }
     #[inline(always)]
+    fn store_b(self, to: &mut [u8; 64], v: I2) {
+        both!(|i| _mm256_storeu_si256(to.as_mut_ptr().add(32 * i).cast(), v[i]));
+    }
+    #[inline(always)]
     fn fetch<T: ?Sized>(self, at: &T, ahead: usize) {
         for line in (0..size_of_val(at)).step_by(64) {
             op!(_mm_prefetch::<_MM_HINT_T0>((&raw const *at).cast::<i8>().wrapping_add(ahead + line)));

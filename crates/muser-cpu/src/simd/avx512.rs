@@ -44,6 +44,10 @@ impl Simd for Avx512 {
         op!(_mm512_loadu_si512(from.as_ptr().cast()))
     }
     #[inline(always)]
+    fn store_b(self, to: &mut [u8; 64], v: __m512i) {
+        op!(_mm512_storeu_si512(to.as_mut_ptr().cast(), v))
+    }
+    #[inline(always)]
     fn fetch<T: ?Sized>(self, at: &T, ahead: usize) {
         for line in (0..size_of_val(at)).step_by(64) {
             op!(_mm_prefetch::<_MM_HINT_T0>((&raw const *at).cast::<i8>().wrapping_add(ahead + line)));

@@ -81,6 +81,12 @@ impl Simd for Neon {
         four!(|i| vld1q_u8(from.as_ptr().add(16 * i)))
     }
     #[inline(always)]
+    fn store_b(self, to: &mut [u8; 64], v: B4) {
+        for i in 0..4 {
+            op!(vst1q_u8(to.as_mut_ptr().add(16 * i), v[i]));
+        }
+    }
+    #[inline(always)]
     fn fetch<T: ?Sized>(self, _at: &T, _ahead: usize) {
         // These processors follow streams by themselves, and the intrinsic is not stable.
     }

@@ -17,6 +17,10 @@ impl Simd for Scalar {
         *from
     }
     #[inline(always)]
+    fn store_b(self, to: &mut [u8; 64], v: [u8; 64]) {
+        *to = v;
+    }
+    #[inline(always)]
     fn fetch<T: ?Sized>(self, _at: &T, _ahead: usize) {}
     #[inline(always)]
     fn table(self, entries: &[u8; 16]) -> [u8; 64] {
