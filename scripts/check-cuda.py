@@ -8,7 +8,7 @@ import ctypes, glob, os, re, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
-HEADERS = ["common.cuh", "layout.cuh"]
+HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh"]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 TUNED = ["sm_80", "sm_86", "sm_89", "sm_90a"]  # later ones compile; their registers have not been tuned
 WHEELS = ["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-cuobjdump==13.*"]

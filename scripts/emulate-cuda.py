@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Run the CUDA kernels that pack, widen and multiply weights on this machine's CPU, against golden blocks; needs g++, no GPU.
+"""Run the CUDA kernels, and the CUDA device with them, on this machine's CPU. Needs g++ on x86-64 with AVX2, no GPU.
 
-All runs are checked for accesses out of bounds, and some for races between the threads of a block.
+First the kernels that pack, widen and multiply weights, against golden blocks, a thread of the system for each of theirs: all runs
+are checked for accesses out of bounds, some for races between the threads of a block. Then whole models, through a library that stands
+for driver, compiler and cuBLAS (emulate/card.cpp): logits of the serving lane against the f32 reference, bits of the strict lane.
 """
-import json, os, re, struct, subprocess, sys, tempfile
+import glob, json, os, re, struct, subprocess, sys, tempfile, zlib
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
@@ -17,21 +19,12 @@ RACES = [(4, "thread")]
 
 
 def text(name):
-    """A kernel file without the functions that cuda.h has instead, and without what the file declares twice."""
-    source = open(os.path.join(KERNELS, name)).read()
-    if name == "common.cuh":
-        first = source.index("// An activation as products")
-        head = re.search(r"__device__ __forceinline__ u32 twice_low.*?\n.*?\n", source).group(0)
-        bf16 = re.search(r"__device__ __forceinline__ float bf16_to_float.*\n", source).group(0)
-        return head + bf16 + source[first:]
-    # Functions written in PTX: one line or a body up to a brace in the first column.
-    for name in ("copy16", "commit", "arrived", "mma8", "lds128", "lds64", "lds32", "lds16"):
-        source = re.sub(r"(template <int N>\n)?__device__ __forceinline__ \w+ " + name + r"\(.*?\) \{(.*\}\n|\n(.*\n)*?\}\n)", "", source, count=1)
-    source = re.sub(r"#define THREADS .*\n", "", source)
+    """A kernel file as emulate/threads.h wants it."""
+    source = re.sub(r"#define THREADS .*\n", "", open(os.path.join(KERNELS, name)).read())
     return source.replace("extern __shared__ uint4 shared_bytes[];", "#define shared_bytes shared_memory")
 
 
-def main():
+def blocks():
     goldens = open(os.path.join(ROOT, "tests/fixtures/quant-blocks/blocks.safetensors"), "rb").read()
     size = struct.unpack("<Q", goldens[:8])[0]
     index, data = json.loads(goldens[8:8 + size]), goldens[8 + size:]
@@ -44,8 +37,8 @@ def main():
             open(values, "wb").write(array(f"{name}.f32"))
             for columns, sanitizer in RUNS + (RACES if name in ("Q4_K", "Q6_K") else []):
                 program = os.path.join(folder, "program")
-                source = f'#define TYPE {layout}\n#define COLUMNS {columns}\n#define SOURCE {number}\n#define THREADS {512 if columns > 4 else 256}\n#include "cuda.h"\n'
-                source += "".join(text(n) for n in ("common.cuh", "layout.cuh", "pack.cu", "project.cu", )) + open(os.path.join(HERE, "project.cpp")).read()
+                source = f'#define TYPE {layout}\n#define COLUMNS {columns}\n#define SOURCE {number}\n#define THREADS {512 if columns > 4 else 256}\n#include "cuda.h"\n#include "ptx.h"\n'
+                source += "".join(text(n) for n in ("common.cuh", "layout.cuh", "pack.cu", "project.cu")) + open(os.path.join(HERE, "project.cpp")).read()
                 path = program + ".cpp"
                 open(path, "w").write(source)
                 subprocess.check_call(["g++", "-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-mf16c", "-mfma", "-w", "-pthread", "-I", HERE, path, "-o", program])
@@ -55,5 +48,35 @@ def main():
         sys.exit("wrong or hung: " + "; ".join(failed))
 
 
+def build():
+    """Builds the emulated card; returns the folder of its libraries."""
+    build = os.path.join(ROOT, "target/emulate")
+    os.makedirs(build, exist_ok=True)
+    flags = "-std=c++20 -O2 -mavx2 -mf16c -mfma -ffp-contract=off -fno-strict-aliasing -w -pthread -fPIC -mtls-dialect=gnu2 -DFIBERS"
+    subprocess.check_call(["g++", *flags.split(), "-x", "c++-header", os.path.join(HERE, "cuda.h"), "-o", os.path.join(build, "cuda.h.gch")])
+    version = 0
+    for path in sorted(glob.glob(os.path.join(HERE, "*"))):
+        version = zlib.crc32(open(path, "rb").read(), version)
+    library = os.path.join(build, "libcuda.so")
+    compiler = f"g++ {flags} -I {build} -I {HERE}"
+    subprocess.check_call(["g++", *flags.split(), "-shared", f"-DEMULATOR={version & 0x7fffffff}", f'-DGXX="{compiler}"', os.path.join(HERE, "card.cpp"), "-o", library, "-ldl"])
+    for name in ("libnvrtc.so", "libcublas.so"):
+        link = os.path.join(build, name)
+        if not os.path.lexists(link):
+            os.symlink("libcuda.so", link)
+    return build
+
+
+def models():
+    """Runs muser-cuda's own checks on the emulated card."""
+    libraries = build()
+    subprocess.check_call(["cargo", "build", "--locked", "-p", "muser-cuda", "--example", "card"], cwd=ROOT)
+    card = os.path.join(ROOT, "target/debug/examples/card")
+    environment = os.environ | {"LD_LIBRARY_PATH": libraries, "XDG_CACHE_HOME": os.path.join(libraries, "cache")}
+    for arguments in (["check", "24"], ["strict", "p24", "7", "64"]):
+        subprocess.check_call(["timeout", "900", card, *arguments], cwd=ROOT, env=environment)
+
+
 if __name__ == "__main__":
-    main()
+    blocks()
+    models()

@@ -1,7 +1,7 @@
 //! Checks and measures the CUDA device on the card of this machine; run from the repository's root.
 //!
-//! `card check` compares it with the f32 reference on the fixtures, `card strict` the strict lane's bits; `card speed [quant [layers
-//! [strict]]]` measures the release's geometry on random weights.
+//! `card check [tokens]` compares it with the f32 reference on the fixtures, `card strict [prompt [chunks]]` the strict lane's
+//! bits; `card speed [quant [layers [strict]]]` measures the release's geometry on random weights. A comparison that fails ends with status 1.
 #![allow(clippy::unwrap_used)]
 
 use muser_core::compare::first_difference;
@@ -18,14 +18,20 @@ use std::time::Instant;
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
-        Some("check") => check(),
-        Some("strict") => strict(),
+        Some("check") => check(args.get(2).map_or(300, |n| n.parse().unwrap())),
+        Some("strict") => {
+            let chunks: Vec<usize> = args.iter().skip(3).map(|n| n.parse().unwrap()).collect();
+            let chunks = if chunks.is_empty() { vec![1, 7, 64, 512] } else { chunks };
+            strict(args.get(2).map(String::as_str), &chunks);
+        }
         Some("speed") => speed(
             args.get(2).map_or("q4_k_m", String::as_str),
             args.get(3).map_or(52, |n| n.parse().unwrap()),
             if args.get(4).is_some_and(|a| a == "strict") { Lane::Strict } else { Lane::Serving },
         ),
-        _ => eprintln!("card check | card strict | card speed [quant [layers [strict]]]"),
+        _ => eprintln!(
+            "card check [tokens] | card strict [prompt [chunks]] | card speed [quant [layers [strict]]]"
+        ),
     }
 }
 
@@ -40,7 +46,8 @@ fn run(device: &mut dyn Device, pass: Pass, rows: &[Row]) -> Vec<f32> {
     (0..rows.iter().filter(|r| r.logits).count()).flat_map(|i| device.logits(i).unwrap().to_vec()).collect()
 }
 
-fn compare(what: &str, want: &[f32], got: &[f32], vocab: usize) {
+/// Whether logits are within a mean KL of those wanted.
+fn compare(what: &str, want: &[f32], got: &[f32], vocab: usize, most: f64) -> bool {
     let worst = want
         .iter()
         .zip(got)
@@ -55,7 +62,12 @@ fn compare(what: &str, want: &[f32], got: &[f32], vocab: usize) {
         .zip(got.chunks_exact(vocab))
         .map(|(w, g)| softmax(w).iter().zip(softmax(g)).map(|(w, g)| w.exp() * (w - g)).sum::<f64>())
         .sum();
-    println!("{what}: max difference {worst:.4}, mean KL {:.6}", kl / (want.len() / vocab) as f64);
+    let kl = kl / (want.len() / vocab) as f64;
+    println!(
+        "{what}: max difference {worst:.4}, mean KL {kl:.6}{}",
+        if kl <= most { "" } else { ": TOO MUCH" }
+    );
+    kl <= most
 }
 
 /// What each step of a pass left, by index of its last step.
@@ -78,14 +90,18 @@ impl Observer for Record<'_> {
     }
 }
 
-fn check() {
+/// Mean KL that the serving lane's f16 operands may cost, and a drafter's block: ten times what they do.
+const MOST_KL: [f64; 2] = [2.5e-4, 1.5e-3];
+
+fn check(count: u32) {
     let fixtures = Path::new("tests/fixtures");
     let all = [
         ("gguf/tiny-Q8_0.gguf", Some("dflash/tiny-dflash-Q8_0.gguf")),
         ("gguf/tiny-Q4_K_M-scalar.gguf", None),
         ("gguf/tiny-mix.gguf", None),
     ];
-    let tokens: Vec<u32> = (0..300u32).map(|i| (i * 37 + i * i * 11) % 760).collect();
+    let tokens: Vec<u32> = (0..count).map(|i| (i * 37 + i * i * 11) % 760).collect();
+    let mut wrong = 0;
     for (name, draft) in all {
         let draft = draft.map(|d| fixtures.join(d));
         let model = Arc::new(open(&fixtures.join(name), draft.as_deref()).unwrap().0);
@@ -107,6 +123,7 @@ fn check() {
             let size = x.iter().fold(0f32, |w, a| w.max(a.abs()));
             if (worst > 0.05 * size || x.len() != y.len()) && shown < 8 {
                 shown += 1;
+                wrong += 1;
                 let s = &model.plans.target.steps[*step];
                 println!(
                     "  {name} step {step} {} layer {:?} {buf:?}: {worst} off at size {size}",
@@ -121,19 +138,27 @@ fn check() {
                 want.extend(run(&mut reference, Pass::Target, &rows(x, i * chunk, part, true)));
                 out.extend(run(&mut cuda, Pass::Target, &rows(y, i * chunk, part, true)));
             }
-            compare(&format!("{name}, {chunk} rows a pass"), &want, &out, vocab);
+            wrong += usize::from(!compare(
+                &format!("{name}, {chunk} rows a pass"),
+                &want,
+                &out,
+                vocab,
+                MOST_KL[0],
+            ));
             if let Some(draft) = model.plans.draft.as_ref().filter(|_| chunk == 64) {
-                // The last pass held positions 256..300: their features, then a block that sees no more than these.
+                // Features of the last pass, then a block that sees no more than these.
+                let first = (tokens.len() - 1) / chunk * chunk;
                 let spec = &draft.spec;
                 let block: Vec<u32> = [5].into_iter().chain(vec![spec.mask_token; spec.block - 1]).collect();
                 let mut both = vec![];
                 for (seq, device) in
                     [(x, &mut reference as &mut dyn Device), (y, &mut cuda as &mut dyn Device)]
                 {
-                    device.run(Pass::Inject, &rows(seq, 256, &tokens[256..], false), None).unwrap();
-                    both.push(run(device, Pass::Draft, &rows(seq, 300, &block, true)));
+                    device.run(Pass::Inject, &rows(seq, first, &tokens[first..], false), None).unwrap();
+                    both.push(run(device, Pass::Draft, &rows(seq, tokens.len(), &block, true)));
                 }
-                compare(&format!("{name}, drafter's block"), &both[0], &both[1], vocab);
+                let what = format!("{name}, drafter's block");
+                wrong += usize::from(!compare(&what, &both[0], &both[1], vocab, MOST_KL[1]));
                 continue;
             }
             let best = cuda.best().unwrap();
@@ -145,10 +170,11 @@ fn check() {
             cuda.close(y);
         }
     }
+    std::process::exit(i32::from(wrong > 0));
 }
 
 /// Receipts of the card's strict lane and of the reference for the fixtures' prompts, and a drafter's block.
-fn strict() {
+fn strict(only: Option<&str>, chunks: &[usize]) {
     let fixtures = Path::new("tests/fixtures");
     let text = std::fs::read_to_string(fixtures.join("goldens/prompts.json")).unwrap();
     let prompts: BTreeMap<String, Vec<u32>> = serde_json::from_str(&text).unwrap();
@@ -167,10 +193,10 @@ fn strict() {
         let options = CudaOptions { lane: Lane::Strict, ..CudaOptions::default() };
         let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
         let mut reference = Reference::new(model.clone(), KvType::F16, 512);
-        for (prompt, tokens) in &prompts {
+        for (prompt, tokens) in prompts.iter().filter(|(prompt, _)| only.is_none_or(|only| only == *prompt)) {
             let tokens: Vec<u32> = tokens.iter().map(|t| t % model.geometry().vocab as u32).collect();
             let want = receipt(&model, &mut reference, &tokens, 64, 1).unwrap();
-            for chunk in [1, 7, 64, 512] {
+            for chunk in chunks.iter().copied() {
                 let equal = receipt(&model, &mut cuda, &tokens, chunk, 1).unwrap() == want;
                 wrong += usize::from(!equal);
                 println!(
@@ -187,7 +213,7 @@ fn strict() {
         if let Some(draft) = &model.plans.draft {
             let mask = draft.spec.mask_token;
             let block: Vec<u32> = [5].into_iter().chain(vec![mask; draft.spec.block - 1]).collect();
-            let tokens = &prompts["p100"];
+            let tokens = &prompts[only.unwrap_or("p100")];
             let drafted = [&mut reference as &mut dyn Device, &mut cuda].map(|device| {
                 let seq = device.open(200).unwrap();
                 device.run(Pass::Target, &rows(seq, 0, tokens, false), None).unwrap();

@@ -102,7 +102,8 @@ fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
 }
 
 /// What every source begins with.
-const HEADERS: [&str; 2] = [include_str!("kernels/common.cuh"), include_str!("kernels/layout.cuh")];
+const HEADERS: [&str; 3] =
+    [include_str!("kernels/ptx.cuh"), include_str!("kernels/common.cuh"), include_str!("kernels/layout.cuh")];
 
 /// Device memory that is freed with its owner.
 pub(crate) struct Memory {
@@ -249,7 +250,7 @@ impl Gpu {
         let arch = format!("sm_{major}{minor}");
         let sources = sources(types, lane);
         let compile = |source: &Source| {
-            let text = [&source.defines, HEADERS[0], HEADERS[1], source.text].join("\n");
+            let text = [&[source.defines.as_str()], HEADERS.as_slice(), &[source.text]].concat().join("\n");
             crate::nvrtc::cubin(&source.name, &text, &arch, lane, cache)
         };
         let binaries = std::thread::scope(|scope| {

@@ -256,12 +256,6 @@ extern "C" __global__ void __launch_bounds__(128) attend_join(const float* parti
 }
 
 #define KEYS 32
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // KEYS keys out of shared memory (see fetch in attend_rows for where their pieces stand). Maxima stay in units of the raw product.
 __device__ __forceinline__ void flash_shared(Flash& s, const u32 q[8][4], const uint4* k, const uint4* v, u32 base, u32 first, u32 last, float scale) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -339,10 +333,6 @@ __device__ __forceinline__ void flash_shared(Flash& s, const u32 q[8][4], const 
     }
 }
 
-__device__ __forceinline__ void copy_async(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 // Prefill: a warp a row, eight neighbouring rows a block. grid: (ceil(rows / 8), kv_heads), 256 threads.
 // Rows of one run read each key once, through shared memory, 32 keys at a time, the next on their way.
 extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, int n, const u16* q16, int heads, const Cache cache, int block, float scale, const float* gate, const Activation out) {
@@ -374,19 +364,19 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
                 u64 from_row = (u64)row_of(cache, base + key < to ? base + key : to - 1) * cache.width;
                 // Pieces stand where the lanes of a quarter warp read eight different banks.
                 u32 ck = ((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4), cv = c ^ ((key >> 1) & 1) ^ ((key & 4));
-                copy_async((u32)__cvta_generic_to_shared(&tiles[stage][0][key * 16 + ck]), k + from_row + c * 8);
-                copy_async((u32)__cvta_generic_to_shared(&tiles[stage][1][key * 16 + cv]), v + from_row + c * 8);
+                copy16_near((u32)__cvta_generic_to_shared(&tiles[stage][0][key * 16 + ck]), k + from_row + c * 8);
+                copy16_near((u32)__cvta_generic_to_shared(&tiles[stage][1][key * 16 + cv]), v + from_row + c * 8);
             }
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            commit();
         };
         fetch(from, 0);
         int stage = 0;
         for (u32 base = from; base < to; base += KEYS, stage ^= 1) {
             if (base + KEYS < to) {
                 fetch(base + KEYS, stage ^ 1);
-                asm volatile("cp.async.wait_group 1;" ::: "memory");
+                arrived<1>();
             } else {
-                asm volatile("cp.async.wait_group 0;" ::: "memory");
+                arrived<0>();
             }
             __syncthreads();
             if (base < last && base + KEYS > first) flash_shared(s, q, tiles[stage][0], tiles[stage][1], base, first, last, scale);

@@ -29,46 +29,10 @@ struct Product {
 #define NT (COLUMNS > 8 ? 2 : 1)
 #define SUMS (TYPE == Q4K || TYPE == Q5K)
 
-__device__ __forceinline__ void copy16(u32 to, const u8* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void arrived() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 __device__ __forceinline__ void fetch(u32 to, const u8* from, int lane) {
 #pragma unroll
     for (int o = 0; o < PART_BYTES; o += 512)
         if (o + 512 <= PART_BYTES || o + lane * 16 < PART_BYTES) copy16(to + o + lane * 16, from + o + lane * 16);
-}
-
-// c (16 x 8) += a (16 x 8) * b (8 x 8).
-__device__ __forceinline__ void mma8(float* c, u32 a0, u32 a1, u32 b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b));
-}
-
-// Reads of shared memory by address. They may move, but not before the address is known: `keep` after a barrier holds them back.
-__device__ __forceinline__ uint4 lds128(u32 at) {
-    uint4 v;
-    asm("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
-    return v;
-}
-__device__ __forceinline__ uint2 lds64(u32 at) {
-    uint2 v;
-    asm("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
-    return v;
-}
-__device__ __forceinline__ u32 lds32(u32 at) {
-    u32 v;
-    asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
-    return v;
-}
-__device__ __forceinline__ u32 lds16(u32 at) {
-    u16 v;
-    asm("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
-    return v;
 }
 
 // Where a lane reads in every tile.

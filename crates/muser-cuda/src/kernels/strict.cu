@@ -188,11 +188,6 @@ extern "C" __global__ void strict_qk(const Row* rows, float* x, const float* wei
 }
 
 __device__ __forceinline__ u32 row_of(const Cache& c, u32 pos) { return c.window ? pos % c.capacity : pos; }
-__device__ __forceinline__ u16 round_half(float f) {
-    u16 h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
-    return h;
-}
 // Keys and values to the cache, rounded to nearest even. grid: (rows), 256 threads.
 extern "C" __global__ void strict_store(const Row* rows, const float* k, const float* v, const Cache cache) {
     wait_previous();
