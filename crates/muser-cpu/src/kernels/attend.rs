@@ -276,9 +276,12 @@ fn one_chunk<S: Simd>(
             }
             let part = &mut scratch.chunk;
             let factor = softmax(weights, &mut part.max[v], &mut part.sum[v]);
-            for out in &mut part.out[v * n..][..n] {
-                for (out, f) in out.iter_mut().zip(factor) {
-                    *out *= f;
+            // Most tiles raise no maximum.
+            if factor != [1.0; LANES] {
+                let factor = s.load_f(&factor);
+                for out in &mut part.out[v * n..][..n] {
+                    let scaled = s.mul_f(s.load_f(out), factor);
+                    s.store_f(out, scaled);
                 }
             }
         }
@@ -317,12 +320,18 @@ fn load<S: Simd>(
 #[inline(always)]
 fn scores<S: Simd>(s: S, q: &[[f32; LANES]], keys: &[f32], n: usize, weights: &mut [[f32; LANES]; TILE]) {
     for (weights, keys) in weights.as_chunks_mut::<8>().0.iter_mut().zip(keys.chunks_exact(8 * n)) {
-        let rows: [&[f32]; 8] = std::array::from_fn(|k| &keys[k * n..][..n]);
         let mut acc = [s.splat_f(0.0); 8];
-        for (d, q) in q[..n].iter().enumerate() {
-            let q = s.load_f(q);
+        // Heads are padded to whole sixteens: the bounds are checked once for each.
+        for (i, q) in q.as_chunks::<16>().0.iter().enumerate() {
+            let mut rows = [&[0.0; 16]; 8];
             for k in 0..8 {
-                acc[k] = s.fma(q, s.splat_f(rows[k][d]), acc[k]);
+                rows[k] = &keys[k * n + 16 * i..].as_chunks().0[0];
+            }
+            for d in 0..16 {
+                let q = s.load_f(&q[d]);
+                for k in 0..8 {
+                    acc[k] = s.fma(q, s.splat_f(rows[k][d]), acc[k]);
+                }
             }
         }
         for (w, acc) in weights.iter_mut().zip(acc) {
