@@ -16,6 +16,7 @@ use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use muser_text::{Specials, Tokenizer};
+use serde_json::Value;
 use std::sync::{Arc, Mutex};
 use thiserror::Error;
 
@@ -35,6 +36,50 @@ pub enum GrammarError {
 const KEPT: usize = 32;
 /// Longest grammar text that is compiled.
 const MAX_GRAMMAR: usize = 1 << 20;
+/// Stack of the thread that compiles: llguidance works its way down through rules and references.
+const STACK: usize = 256 << 20;
+
+/// Deepest nesting of brackets in a Lark grammar.
+const MAX_NESTING: usize = 256;
+/// Most rules of a Lark grammar, and most references in a schema: each may lead into the next.
+const MAX_CHAIN: usize = 2048;
+
+/// Refuses a Lark grammar that llguidance would need too much stack for.
+fn check_lark(text: &str) -> Result<(), String> {
+    let (mut open, mut deepest) = (0usize, 0);
+    for c in text.bytes() {
+        match c {
+            b'(' | b'[' | b'{' => open += 1,
+            b')' | b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(open);
+    }
+    if deepest > MAX_NESTING {
+        return Err(format!("its brackets nest more than {MAX_NESTING} deep"));
+    }
+    if text.matches(':').count() > MAX_CHAIN {
+        return Err(format!("it has more than {MAX_CHAIN} rules"));
+    }
+    Ok(())
+}
+
+/// The same for a JSON schema.
+fn check_schema(schema: &Value) -> Result<(), String> {
+    fn references(value: &Value) -> usize {
+        match value {
+            Value::Object(map) => {
+                usize::from(map.contains_key("$ref")) + map.values().map(references).sum::<usize>()
+            }
+            Value::Array(all) => all.iter().map(references).sum(),
+            _ => 0,
+        }
+    }
+    match references(schema) > MAX_CHAIN {
+        true => Err(format!("it has more than {MAX_CHAIN} references ($ref)")),
+        false => Ok(()),
+    }
+}
 
 /// Ids of the tokens that structure a turn.
 #[derive(Clone, Debug)]
@@ -57,6 +102,8 @@ pub struct Grammars {
     control: ControlTokens,
     vocab: usize,
     kept: Mutex<Vec<(String, Matcher)>>,
+    /// One grammar at a time is compiled, so that hard ones cost no more than one core.
+    compiling: Mutex<()>,
 }
 
 impl Grammars {
@@ -86,7 +133,7 @@ impl Grammars {
             .map_err(|e| vocabulary(e.to_string()))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
-        Ok(Grammars { factory, control, vocab, kept: Mutex::new(vec![]) })
+        Ok(Grammars { factory, control, vocab, kept: Mutex::new(vec![]), compiling: Mutex::new(()) })
     }
 
     /// The tokens that structure a turn.
@@ -118,13 +165,22 @@ impl Grammars {
             return Ok(matcher);
         }
         drop(kept);
-        let mut matcher =
-            Matcher::new(self.factory.create_parser(TopLevelGrammar::from_lark(lark.to_string())));
-        if let Some(why) = matcher.get_error() {
-            return Err(bad(why));
-        }
-        // A grammar that nothing can satisfy shows at its first mask.
-        matcher.compute_mask().map_err(|e| bad(e.to_string()))?;
+        let build = || {
+            let mut matcher =
+                Matcher::new(self.factory.create_parser(TopLevelGrammar::from_lark(lark.to_string())));
+            if let Some(why) = matcher.get_error() {
+                return Err(bad(why));
+            }
+            // A grammar that nothing can satisfy shows at its first mask.
+            matcher.compute_mask().map_err(|e| bad(e.to_string()))?;
+            Ok(matcher)
+        };
+        let matcher = std::thread::scope(|scope| {
+            let _one = self.compiling.lock().unwrap_or_else(|e| e.into_inner());
+            let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+            let built = thread.spawn_scoped(scope, build).map_err(|e| bad(e.to_string()))?;
+            built.join().unwrap_or_else(|_| Err(bad("it cannot be compiled; simplify it".into())))
+        })?;
         let mut kept = self.kept.lock().unwrap_or_else(|e| e.into_inner());
         if kept.len() >= KEPT {
             kept.remove(0);

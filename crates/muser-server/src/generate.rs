@@ -5,7 +5,7 @@ use crate::error::{ApiError, Kind};
 use crate::metrics::Metrics;
 use crate::request::{Input, Request};
 use crate::slots::{End, Refusal, Report, Sink, Slots, Work};
-use crate::text::TextModel;
+use crate::text::{TextModel, blocking};
 use muser_core::sample::{Logprobs, Sampled};
 use muser_core::session::{Constraint, Flow};
 use muser_core::stop::StopStrings;
@@ -166,7 +166,9 @@ impl Generator {
         muser_core::sample::Sampler::new(sampling.clone(), vocab)?;
         let stop = StopStrings::new(&request.stop).map_err(|e| ApiError::field("stop", e.to_string()))?;
         let raw = match (&rendered, &request.answer) {
-            (None, answer) if *answer != Answer::Free => Some(answer.compile(&self.text.grammars)?),
+            (None, answer) if *answer != Answer::Free => {
+                Some(blocking(|| answer.compile(&self.text.grammars))?)
+            }
             _ => None,
         };
         let room = context - tokens.len();
@@ -380,6 +382,7 @@ impl Sink for Pipeline {
                 format!("the request's time was up after {} new tokens", report.generated),
             ),
             End::Shutdown => Finish::Failed(closing()),
+            End::Refused(why) => failed(Kind::Invalid, why),
             End::Failed(why) => failed(Kind::Internal, format!("the engine failed: {why}")),
         };
         self.send(Output::End(finish, Usage { report, reasoning: self.reasoning }));

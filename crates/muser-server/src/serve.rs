@@ -1,16 +1,14 @@
 //! Listening, and stopping without losing what runs.
 
+mod accept;
 #[cfg(feature = "tls")]
 mod tls;
 
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 
-use crate::app::{App, Peer};
+use crate::app::App;
 use crate::routes::router;
-use axum::extract::connect_info::Connected;
-use axum::serve::IncomingStream;
-use std::future::IntoFuture;
 use std::net::SocketAddr;
 #[cfg(not(feature = "tls"))]
 use std::path::Path;
@@ -57,12 +55,6 @@ impl Tls {
     }
 }
 
-impl Connected<IncomingStream<'_, TcpListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
-        Peer(*stream.remote_addr())
-    }
-}
-
 /// Serves until SIGTERM or SIGINT, then lets running generations go on for at most `grace`; HTTPS where `tls` is given.
 /// `ready` is called with the address once the server listens.
 pub fn run(
@@ -82,18 +74,11 @@ pub fn run(
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         ready(listener.local_addr()?);
         let (stop, stopped) = tokio::sync::watch::channel(false);
-        let mut closing = stopped.clone();
-        let service = router(app.clone()).into_make_service_with_connect_info::<Peer>();
-        let closed = async move {
-            let _ = closing.wait_for(|stopped| *stopped).await;
-        };
+        let router = router(app.clone());
         let server = match tls {
-            None => tokio::spawn(axum::serve(listener, service).with_graceful_shutdown(closed).into_future()),
+            None => tokio::spawn(accept::serve(listener, router, stopped)),
             #[cfg(feature = "tls")]
-            Some(tls) => {
-                let server = axum::serve(tls.listen(listener)?, service);
-                tokio::spawn(server.with_graceful_shutdown(closed).into_future())
-            }
+            Some(tls) => tokio::spawn(accept::serve(tls.listen(listener)?, router, stopped)),
         };
         tokio::select! {
             _ = term.recv() => {}

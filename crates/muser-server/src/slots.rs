@@ -11,7 +11,8 @@ mod run;
 pub use act::SlotFault;
 
 use crate::metrics::Metrics;
-use muser_core::sample::{Sampled, SamplerOptions};
+use muser_core::engine::EngineError;
+use muser_core::sample::{SampleError, Sampled, SamplerOptions};
 use muser_core::session::{Constraint, Flow};
 use muser_core::{Engine, Session};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +20,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Stack of the engine's thread: masks are made there, of grammars whose rules lead far down.
+const STACK: usize = 64 << 20;
 
 /// Sizes of the scheduler.
 #[derive(Clone, Debug)]
@@ -54,8 +58,21 @@ pub enum End {
     Deadline,
     /// The server is shutting down.
     Shutdown,
+    /// The request's own schema or grammar allows nothing more, or costs too much to follow.
+    Refused(String),
     /// The engine failed.
     Failed(String),
+}
+
+impl From<EngineError> for End {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Sample(error @ (SampleError::Constraint(_) | SampleError::NothingAllowed)) => {
+                End::Refused(error.to_string())
+            }
+            other => End::Failed(other.to_string()),
+        }
+    }
 }
 
 /// Counts and times of one generation.
@@ -220,8 +237,8 @@ impl Slots {
             stopping: None,
             options: SlotOptions { context, ..options },
         };
-        let thread =
-            std::thread::Builder::new().name("engine".into()).spawn(move || scheduler.serve(&receiver))?;
+        let thread = std::thread::Builder::new().name("engine".into()).stack_size(STACK);
+        let thread = thread.spawn(move || scheduler.serve(&receiver))?;
         Ok(Slots { sender, waiting, queue, status, thread: Mutex::new(Some(thread)), context })
     }
 
@@ -346,7 +363,7 @@ impl Scheduler {
                 session.constrain(None);
             }
             // After a failure nobody knows what the caches hold.
-            if matches!(end, End::Failed(_))
+            if matches!(end, End::Failed(_) | End::Refused(_))
                 && let Some(session) = slot.session.take()
             {
                 self.engine.close(session);

@@ -58,6 +58,10 @@ impl TextModel {
 
     /// Renders a conversation and compiles what its answer must follow. With `free_calls`, tools alone ask for no grammar.
     pub fn prompt(&self, chat: &Chat, answer: &Answer, free_calls: bool) -> Result<Prompt, ApiError> {
+        blocking(|| self.make_prompt(chat, answer, free_calls))
+    }
+
+    fn make_prompt(&self, chat: &Chat, answer: &Answer, free_calls: bool) -> Result<Prompt, ApiError> {
         for (i, message) in chat.messages.as_array().into_iter().flatten().enumerate() {
             only_text(&format!("messages[{i}].content"), message.get("content"))?;
         }
@@ -94,4 +98,9 @@ impl TextModel {
         let marks = system.into_iter().chain([tokens.len()]).collect();
         Ok(Prompt { rendered, tokens, marks, tools, committed, grammar })
     }
+}
+
+/// Runs what may take long for a large body, so that the other connections of this thread go on meanwhile.
+pub fn blocking<T>(work: impl FnOnce() -> T) -> T {
+    tokio::task::block_in_place(work)
 }

@@ -301,6 +301,61 @@ fn bad_grammars_are_refused_with_a_reason() {
     assert!(odd.allows(" to=odd<|message|><atem:function_calls>\n<atem:invoke name=\"odd\">\n<atem:parameter name=\"a\">[1]</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>"));
 }
 
+/// Each would take hours, all memory, or a stack that no thread has.
+#[test]
+fn hostile_grammars_come_to_an_end() {
+    let chain = |n: usize, rule: fn(usize) -> String| (0..n).map(rule).collect::<Vec<_>>().join("\n");
+    let gbnf = |n| {
+        Answer::Gbnf(format!(
+            "root ::= r0\n{}\nr{n} ::= \"x\"",
+            chain(n, |i| format!("r{i} ::= \"a\" r{} | \"b\"", i + 1))
+        ))
+    };
+    let lark = |n| {
+        Answer::Lark(format!(
+            "start: r0\n{}\nr{n}: \"x\"",
+            chain(n, |i| format!("r{i}: \"a\" r{} | \"b\"", i + 1))
+        ))
+    };
+    let schema = |n: usize| {
+        let mut defs: serde_json::Map<String, Value> =
+            (0..n).map(|i| (format!("d{i}"), json!({"$ref": format!("#/$defs/d{}", i + 1)}))).collect();
+        defs.insert(format!("d{n}"), json!({"type": "integer"}));
+        Answer::JsonSchema(json!({"$ref": "#/$defs/d0", "$defs": defs}))
+    };
+    // As long as they may be, they are compiled or refused; longer, refused at once.
+    for longest in [gbnf(2000), lark(2000), schema(2000)] {
+        let _ = longest.compile(&MINI.1);
+    }
+    let brackets = format!("start: {}\"a\"{}", "(".repeat(20_000), ")".repeat(20_000));
+    let long = format!("root ::= {}", "\"a\" | ".repeat(400_000) + "\"b\"");
+    for (answer, why) in [
+        (gbnf(20_000), "more than 2048 rules"),
+        (lark(20_000), "more than 2048 rules"),
+        (schema(20_000), "more than 2048 references"),
+        (Answer::Lark(brackets), "nest more than 256 deep"),
+        (Answer::Gbnf(long), "bytes long"),
+        (Answer::Regex("abc|".repeat(300_000)), "bytes long"),
+    ] {
+        let error = answer.compile(&MINI.1).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains(why), "{why}: {error}");
+    }
+    // Tools whose definitions lead to many others, and many parameters that each need many definitions.
+    let many: Vec<Value> = (0..60).map(|i| json!({"$ref": format!("#/$defs/d{i}")})).collect();
+    let mut defs: serde_json::Map<String, Value> =
+        (0..60).map(|i| (format!("d{i}"), json!({"anyOf": many}))).collect();
+    defs.insert("long".into(), json!({"type": "integer", "description": "x".repeat(1 << 20)}));
+    let properties: serde_json::Map<String, Value> = (0..2000)
+        .map(|i| {
+            (format!("p{i}"), if i % 2 == 0 { json!({"anyOf": many}) } else { json!({"type": "integer"}) })
+        })
+        .collect();
+    let tool = json!([{"function": {"name": "f", "parameters": {"type": "object", "properties": properties, "$defs": defs}}}]);
+    let built =
+        MessageGrammar::compile(&MINI.1, Some(&tool), &Choice::Auto, true, &Answer::Free, false, false);
+    assert!(built.is_ok_and(|grammar| grammar.is_some()), "the tool's values are free then");
+}
+
 /// Random walks through what is allowed always end in valid output.
 #[test]
 fn random_walks_end_in_valid_json() {

@@ -286,6 +286,24 @@ async fn reasoning_comes_as_its_summary_where_one_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schema_that_fails_on_the_way_is_the_clients_fault() {
+    let server = Server::new();
+    let one = |i: usize| json!({"type": "object", "properties": {format!("p{i}"): {"type": "integer"}}, "required": [format!("p{i}")]});
+    let wide: Vec<Value> = (0..3000).map(one).collect();
+    let wide = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"anyOf": wide}}});
+    for _ in 0..3 {
+        let mut ask = body("/v1/chat/completions", "x");
+        ask["response_format"] = wide.clone();
+        ask["reasoning_effort"] = "none".into();
+        let (status, answer) = server.post("/v1/chat/completions", ask).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+        assert!(complaint("", &answer).contains("simplify the schema"), "{answer}");
+    }
+    assert_eq!(server.get("/health").await.0, StatusCode::OK);
+    assert!(server.get("/metrics").await.1.contains("muser_failed_total 0"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_there() {
     let server = Server::new();
     for (path, method, status) in [

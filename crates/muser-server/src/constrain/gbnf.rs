@@ -11,6 +11,8 @@ use std::fmt::Write;
 
 /// Deepest nesting of groups.
 const MAX_DEPTH: usize = 64;
+/// Most rules: each may stand within the one before it.
+const MAX_RULES: usize = 2048;
 /// Largest number in a repetition.
 const MAX_REPEAT: usize = 10_000;
 
@@ -74,15 +76,23 @@ fn regular(rules: &[Node]) -> HashSet<usize> {
         })
         .collect();
     // A rule is regular once all that it uses is: recursion never gets there.
-    let mut known = HashSet::new();
-    loop {
-        let more: Vec<usize> =
-            (0..rules.len()).filter(|i| !known.contains(i) && used[*i].is_subset(&known)).collect();
-        if more.is_empty() {
-            return known;
-        }
-        known.extend(more);
+    let mut left: Vec<usize> = used.iter().map(HashSet::len).collect();
+    let mut users = vec![vec![]; rules.len()];
+    for (user, all) in used.iter().enumerate() {
+        all.iter().for_each(|i| users[*i].push(user));
     }
+    let mut ready: Vec<usize> = (0..rules.len()).filter(|i| left[*i] == 0).collect();
+    let mut known = HashSet::new();
+    while let Some(rule) = ready.pop() {
+        known.insert(rule);
+        for user in &users[rule] {
+            left[*user] -= 1;
+            if left[*user] == 0 {
+                ready.push(*user);
+            }
+        }
+    }
+    known
 }
 
 struct Writer {
@@ -240,6 +250,9 @@ impl Parser<'_> {
             }
             self.blank(true);
             let body = self.alternatives(0)?;
+            if self.rules.len() > MAX_RULES {
+                return Err(bad(format!("it has more than {MAX_RULES} rules")));
+            }
             if self.rules[index].replace(body).is_some() {
                 return Err(bad(format!("rule {name:?} is defined twice")));
             }

@@ -1,6 +1,6 @@
 //! The grammar of one message of a turn: header, then a body that is constrained where the request says so.
 
-use super::{GrammarError, Grammars, gbnf, tools};
+use super::{GrammarError, Grammars, check_lark, check_schema, gbnf, tools};
 use llguidance::Matcher;
 use serde_json::{Value, json};
 
@@ -70,11 +70,15 @@ impl Answer {
                     let why = "it must be a JSON object".to_string();
                     return Err(GrammarError::Bad { what: "the JSON schema", why });
                 }
+                check_schema(schema).map_err(|why| GrammarError::Bad { what: "the JSON schema", why })?;
                 format!("%json {}", json_options(schema.clone()))
             }
             Answer::Regex(regex) => format!("/{}/", escape_slashes(regex)),
             Answer::Gbnf(text) => format!("%lark {{\n{}\n}}", gbnf::to_lark(text)?),
-            Answer::Lark(text) => format!("%lark {{\n{text}\n}}"),
+            Answer::Lark(text) => {
+                check_lark(text).map_err(|why| GrammarError::Bad { what: "the grammar", why })?;
+                format!("%lark {{\n{text}\n}}")
+            }
         })
     }
 
@@ -82,7 +86,10 @@ impl Answer {
     pub fn compile(&self, grammars: &Grammars) -> Result<Matcher, GrammarError> {
         let lark = match self {
             Answer::Gbnf(text) => gbnf::to_lark(text)?,
-            Answer::Lark(text) => text.clone(),
+            Answer::Lark(text) => {
+                check_lark(text).map_err(|why| GrammarError::Bad { what: "the grammar", why })?;
+                text.clone()
+            }
             other => format!("start: {}", other.lark()?),
         };
         grammars.compile(&lark).map_err(|e| self.name(e))

@@ -1,6 +1,7 @@
 //! Calls of the offered tools as grammar rules.
 
 use super::message::json_options;
+use super::{MAX_GRAMMAR, check_schema};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
@@ -10,6 +11,9 @@ pub(super) const TEXT_RULE: &str = "text[suffix=\"</atem:parameter>\\n\"]: /(?s:
 const END: &str = "</atem:parameter>\n";
 /// Up to this many required parameters may come in any order; more come in the schema's order.
 const ANY_ORDER: usize = 5;
+
+/// Schemas that are looked at to see whether a parameter may be a string.
+const MAX_LOOKS: usize = 64;
 
 /// A tool as the grammar needs it.
 pub(super) struct Function<'a> {
@@ -59,8 +63,13 @@ impl Function<'_> {
         let listed =
             parameters.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let is_required = |key: &str| listed.iter().any(|r| r.as_str() == Some(key));
+        let typed = typed && check_schema(&Value::Object(parameters.clone())).is_ok();
         let (mut required, mut optional) = (vec![], vec![]);
         for (n, (key, schema)) in properties.iter().enumerate() {
+            if rules.len() > MAX_GRAMMAR {
+                // Too long to be compiled already; without this, many parameters times many definitions fill the memory.
+                break;
+            }
             let rule = format!("t{i}p{n}");
             // Writing to a String cannot fail.
             let _ = writeln!(rules, "{rule}: {}", parameter(key, schema, parameters, typed));
@@ -75,6 +84,9 @@ impl Function<'_> {
         let ordered = n > ANY_ORDER;
         let states = if ordered { n + 1 } else { 1 << n };
         for seen in 0..states {
+            if rules.len() > MAX_GRAMMAR {
+                break;
+            }
             let mut alternatives: Vec<String> =
                 optional.iter().map(|o| format!("{o} {}", state(seen))).collect();
             if seen + 1 == states {
@@ -105,7 +117,7 @@ fn parameter(key: &str, schema: &Value, root: &Map<String, Value>, typed: bool) 
     if let Some(values) = fixed {
         return format!("{open} ({})", values.join(" | "));
     }
-    if !typed || may_be_string(schema, root, 0) {
+    if !typed || may_be_string(schema, root, &mut { MAX_LOOKS }) {
         return format!("{open} text");
     }
     let mut schema = schema.clone();
@@ -117,9 +129,11 @@ fn parameter(key: &str, schema: &Value, root: &Map<String, Value>, typed: bool) 
     format!("{open} %json {} {}", json_options(schema), literal(END))
 }
 
-/// Whether a schema allows strings, as far as can be seen. References are followed a few levels deep.
-fn may_be_string(schema: &Value, root: &Map<String, Value>, depth: usize) -> bool {
-    let Some(map) = schema.as_object().filter(|_| depth < 8) else { return true };
+/// Whether a schema allows strings, as far as can be seen: no more than `looks` schemas are looked at, so that references
+/// that lead to many others, or around, come to an end.
+fn may_be_string(schema: &Value, root: &Map<String, Value>, looks: &mut usize) -> bool {
+    let Some(map) = schema.as_object().filter(|_| *looks > 0) else { return true };
+    *looks -= 1;
     let named = |name: &Value| name.as_str() == Some("string");
     match map.get("type") {
         Some(Value::Array(names)) => return names.iter().any(named),
@@ -130,7 +144,7 @@ fn may_be_string(schema: &Value, root: &Map<String, Value>, depth: usize) -> boo
         let mut at = path.split('/');
         let first = at.next().and_then(|key| root.get(key));
         let target = at.fold(first, |found, key| found.and_then(|f| f.get(key)));
-        return target.is_none_or(|t| may_be_string(t, root, depth + 1));
+        return target.is_none_or(|t| may_be_string(t, root, looks));
     }
     if let Some(values) = map.get("enum").and_then(Value::as_array) {
         return values.iter().any(Value::is_string);
@@ -138,5 +152,5 @@ fn may_be_string(schema: &Value, root: &Map<String, Value>, depth: usize) -> boo
     let branches = ["anyOf", "oneOf"].iter().filter_map(|k| map.get(*k)?.as_array()).flatten();
     let mut branches = branches.peekable();
     let structured = ["properties", "items"].iter().any(|k| map.contains_key(*k));
-    if branches.peek().is_none() { !structured } else { branches.any(|b| may_be_string(b, root, depth + 1)) }
+    if branches.peek().is_none() { !structured } else { branches.any(|b| may_be_string(b, root, looks)) }
 }

@@ -8,7 +8,7 @@ use crate::fields::Fields;
 use crate::generate::{Finish, Generation, Output, TokenReport, Usage};
 use crate::request::{Input, Request, check_logprobs, not_text};
 use crate::stream::{self, Encoder, data};
-use crate::text::TextModel;
+use crate::text::{TextModel, blocking};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -152,7 +152,7 @@ pub fn read_prompts(text: &TextModel, value: Option<Value>) -> Result<Vec<Vec<u3
 
 /// A raw prompt's tokens: control tokens are recognised, and the text begins where the file says that texts begin.
 pub fn encode(text: &TextModel, prompt: &str) -> Vec<u32> {
-    let tokens = text.tokenizer.encode(prompt, Specials::Parse);
+    let tokens = blocking(|| text.tokenizer.encode(prompt, Specials::Parse));
     let bos = text.tokenizer.bos().filter(|bos| tokens.first() != Some(bos));
     bos.into_iter().chain(tokens).collect()
 }

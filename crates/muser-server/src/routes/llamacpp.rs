@@ -8,7 +8,7 @@ use crate::error::{ApiError, Kind, Protocol};
 use crate::generate::{Finish, Generation, Output, TokenReport, Usage};
 use crate::request::{Input, Request, check_logprobs, not_text};
 use crate::stream::{self, Encoder, data};
-use crate::text::TextModel;
+use crate::text::{TextModel, blocking};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -239,7 +239,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: axum::extract::Reque
         app.finish(fields)?;
         let tokenizer = &app.generator.text.tokenizer;
         let bos = tokenizer.bos().filter(|_| start);
-        let tokens: Vec<u32> = bos.into_iter().chain(tokenizer.encode(&content, specials)).collect();
+        let tokens: Vec<u32> =
+            bos.into_iter().chain(blocking(|| tokenizer.encode(&content, specials))).collect();
         let piece = |id: &u32| match std::str::from_utf8(tokenizer.token_bytes(*id).unwrap_or_default()) {
             Ok(text) => json!({"id": id, "piece": text}),
             // Half a character is given as its bytes.

@@ -1,9 +1,7 @@
 //! HTTPS: a listener that hands over connections once their handshake is done.
 
 use super::ServeError;
-use crate::app::Peer;
-use axum::extract::connect_info::Connected;
-use axum::serve::{IncomingStream, Listener};
+use axum::serve::Listener;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -104,11 +102,5 @@ impl Listener for TlsListener {
 
     fn local_addr(&self) -> std::io::Result<SocketAddr> {
         Ok(self.address)
-    }
-}
-
-impl Connected<IncomingStream<'_, TlsListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, TlsListener>) -> Self {
-        Peer(*stream.remote_addr())
     }
 }

@@ -1,7 +1,7 @@
 //! Who runs next, in which slot, and what of its prompt is already computed.
 
 use super::host::common;
-use super::{End, Queued, Report, Running, Scheduler};
+use super::{Queued, Report, Running, Scheduler};
 use muser_core::engine::EngineError;
 use muser_core::session::Session;
 use std::sync::atomic::Ordering;
@@ -44,7 +44,7 @@ impl Scheduler {
             };
             match self.place(&mut running) {
                 Ok(index) => self.slots[index].running = Some(running),
-                Err(error) => running.finish(End::Failed(error.to_string()), &self.metrics),
+                Err(error) => running.finish(error.into(), &self.metrics),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! One turn's computing: a chunk of a prompt, a step of the group, checkpoints before a ring forgets.
 
-use super::{End, Running, Scheduler, Slot};
+use super::{Running, Scheduler, Slot};
 use muser_core::engine::{Active, EngineError, StepStats};
 use muser_core::sample::Sampled;
 use muser_core::session::{Flow, Session};
@@ -25,7 +25,7 @@ impl Scheduler {
         self.metrics.prefilled(session.tokens().len() - before, start.elapsed());
         match result {
             Ok(left) => running.prefilling = left > 0,
-            Err(error) => running.end = Some(End::Failed(error.to_string())),
+            Err(error) => running.end = Some(error.into()),
         }
     }
 
@@ -44,19 +44,21 @@ impl Scheduler {
             return;
         };
         // The group's error does not say whose it is: whoever fails alone has failed.
+        let alone = decoding.len() == 1;
+        let mut error = Some(error);
         for index in &decoding {
-            let result = if decoding.len() == 1 { Err(error.to_string()) } else { self.step_alone(*index) };
-            if let (Err(why), Some(running)) = (result, self.slots[*index].running.as_mut()) {
-                running.end = Some(End::Failed(why));
+            let result = if alone { error.take().map_or(Ok(()), Err) } else { self.step_alone(*index) };
+            if let (Err(error), Some(running)) = (result, self.slots[*index].running.as_mut()) {
+                running.end = Some(error.into());
             }
         }
     }
 
-    fn step_alone(&mut self, index: usize) -> Result<(), String> {
+    fn step_alone(&mut self, index: usize) -> Result<(), EngineError> {
         if self.slots[index].running.as_ref().is_none_or(|r| r.end.is_some()) {
             return Ok(());
         }
-        self.step_group(&[index]).map_err(|e| e.to_string())
+        self.step_group(&[index])
     }
 
     fn step_group(&mut self, members: &[usize]) -> Result<(), EngineError> {
