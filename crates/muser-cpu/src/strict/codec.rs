@@ -211,10 +211,11 @@ impl Codec for Nvfp4 {
     fn group<S: Simd>(s: S, block: &[u8; 36], d: &[f32; 16], g: usize) -> [S::F; 2] {
         let mut values = [s.splat_f(0.0); 2];
         for (half, values) in values.iter_mut().enumerate() {
-            let at = 2 * g + half;
+            let (at, mut codes) = (2 * g + half, [0; 16]);
             // Eight low halves, then eight high ones.
-            let low = u64::from_le_bytes(*bytes(block, 4 + 8 * at));
-            let codes = (u128::from(low >> 4) << 64 | u128::from(low)).to_le_bytes();
+            for (j, byte) in bytes::<8>(block, 4 + 8 * at).iter().enumerate() {
+                (codes[j], codes[8 + j]) = (*byte, byte >> 4);
+            }
             *values = s.pick(s.mul_f(s.splat_f(d[at]), s.load_f(&FP4)), s.widen_u8(&codes));
         }
         values
