@@ -1,6 +1,6 @@
 //! Finding the first place where two devices differ: pass, step, buffer, row, element.
 
-use crate::device::{Device, DeviceError, Observer, SeqId};
+use crate::device::{Device, DeviceError, Observer, Row, SeqId};
 use crate::model::Model;
 use crate::plan::{Buf, Pass};
 use crate::receipt::rows;
@@ -31,7 +31,12 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { step, name, layer, buf, position, element, values: (a, b), .. } = self;
+        let Difference { pass, step, name, layer, buf, position, element, values: (a, b) } = self;
+        f.write_str(match pass {
+            Pass::Target => "",
+            Pass::Inject => "features for the drafter, ",
+            Pass::Draft => "drafter's block, ",
+        })?;
         if let Some(layer) = layer {
             write!(f, "layer {layer}, ")?;
         }
@@ -68,7 +73,8 @@ impl Observer for Recorder<'_> {
 }
 
 /// Runs `tokens` on both devices, `chunk` rows at a time, and compares every step that both report, bit by bit
-/// (`tolerance` 0) or by absolute difference.
+/// (`tolerance` 0) or by absolute difference. With a drafter its passes are compared too: each chunk's features, and a
+/// block of masks after the last token.
 pub fn first_difference(
     model: &Model,
     devices: [&mut dyn Device; 2],
@@ -77,47 +83,82 @@ pub fn first_difference(
     tolerance: f32,
 ) -> Result<Option<Difference>, DeviceError> {
     let [a, b] = devices;
-    let seq_a = a.open(tokens.len())?;
-    let seq_b = match b.open(tokens.len()) {
+    let block = block(model, [&*a, &*b], tokens.len());
+    let context = tokens.len() + block;
+    let seq_a = a.open(context)?;
+    let seq_b = match b.open(context) {
         Ok(seq) => seq,
         Err(error) => {
             a.close(seq_a);
             return Err(error);
         }
     };
-    let found = run_both(model, [(a, seq_a), (b, seq_b)], tokens, chunk.max(1), tolerance);
+    let found = run_both(model, [(a, seq_a), (b, seq_b)], tokens, block, chunk.max(1), tolerance);
     a.close(seq_a);
     b.close(seq_b);
     found
+}
+
+/// Rows of a drafter's block after `len` tokens: no more than both devices take and the model has positions for.
+fn block(model: &Model, devices: [&dyn Device; 2], len: usize) -> usize {
+    let Some(draft) = &model.plans.draft else { return 0 };
+    let room = model.geometry().context.saturating_sub(len);
+    devices.iter().map(|d| d.info().max_rows).fold(draft.spec.block.min(room), usize::min)
 }
 
 fn run_both(
     model: &Model,
     devices: [(&mut dyn Device, SeqId); 2],
     tokens: &[u32],
+    block: usize,
     chunk: usize,
     tolerance: f32,
 ) -> Result<Option<Difference>, DeviceError> {
     let [(a, seq_a), (b, seq_b)] = devices;
+    let mut differ = |pass: Pass, first: usize, batch: &dyn Fn(SeqId) -> Vec<Row>| {
+        let recorder = || Recorder { model, pass, record: Record::default() };
+        let (mut one, mut two) = (recorder(), recorder());
+        a.run(pass, &batch(seq_a), Some(&mut one))?;
+        b.run(pass, &batch(seq_b), Some(&mut two))?;
+        Ok::<_, DeviceError>(compare(model, pass, &one.record, &two.record, first, tolerance))
+    };
     for (c, part) in tokens.chunks(chunk).enumerate() {
         let first = c * chunk;
-        let mut one = Recorder { model, pass: Pass::Target, record: Record::default() };
-        let mut two = Recorder { model, pass: Pass::Target, record: Record::default() };
-        a.run(Pass::Target, &rows(seq_a, first, part), Some(&mut one))?;
-        b.run(Pass::Target, &rows(seq_b, first, part), Some(&mut two))?;
-        let found = compare(model, &one.record, &two.record, first, tolerance);
+        let mut found = differ(Pass::Target, first, &|seq| rows(seq, first, part))?;
+        if found.is_none() && model.plans.draft.is_some() {
+            let silent = |row: Row| Row { logits: false, ..row };
+            found =
+                differ(Pass::Inject, first, &|seq| rows(seq, first, part).into_iter().map(silent).collect())?;
+        }
         if found.is_some() {
             return Ok(found);
         }
     }
-    Ok(None)
+    let (Some(draft), Some(anchor)) = (&model.plans.draft, tokens.last().filter(|_| block > 1)) else {
+        return Ok(None);
+    };
+    differ(Pass::Draft, tokens.len(), &|seq| {
+        let mut all = vec![draft.spec.mask_token; block];
+        all[0] = *anchor;
+        let mut rows = rows(seq, tokens.len(), &all);
+        rows[0].logits = false;
+        rows
+    })
 }
 
-fn compare(model: &Model, a: &Record, b: &Record, first: usize, tolerance: f32) -> Option<Difference> {
+fn compare(
+    model: &Model,
+    pass: Pass,
+    a: &Record,
+    b: &Record,
+    first: usize,
+    tolerance: f32,
+) -> Option<Difference> {
+    let plan = model.plans.get(pass)?;
     for (step, ours) in &a.steps {
         let Some(theirs) = b.steps.get(step) else { continue };
         for ((buf, x), (_, y)) in ours.iter().zip(theirs) {
-            let width = model.plans.width(Pass::Target, *buf).max(1);
+            let width = model.plans.width(pass, *buf).max(1);
             let differs = |(x, y): (&f32, &f32)| {
                 if tolerance == 0.0 {
                     x.to_bits() != y.to_bits()
@@ -127,10 +168,10 @@ fn compare(model: &Model, a: &Record, b: &Record, first: usize, tolerance: f32) 
             };
             let missing = (x.len() != y.len()).then_some(x.len().min(y.len()));
             if let Some(at) = x.iter().zip(y).position(differs).or(missing) {
-                let info = &model.plans.target.steps[*step];
+                let info = &plan.steps[*step];
                 let value = |v: &[f32]| v.get(at).copied().unwrap_or(f32::NAN);
                 return Some(Difference {
-                    pass: Pass::Target,
+                    pass,
                     step: *step,
                     name: info.name.clone(),
                     layer: info.layer,

@@ -26,6 +26,7 @@ fn cpu(model: &Arc<Model>, lane: Lane) -> CpuDevice {
 /// Where an error stands.
 #[derive(Clone, Copy, Debug)]
 struct Place {
+    pass: Pass,
     step: usize,
     buf: Buf,
     position: usize,
@@ -92,6 +93,9 @@ impl Device for Planted<'_> {
     ) -> Result<(), DeviceError> {
         let observer = observer.unwrap();
         let first = rows[0].pos as usize;
+        if pass != self.place.pass {
+            return self.inner.run(pass, rows, Some(observer));
+        }
         let mut bent = Bent { observer, width: self.width, place: self.place, first };
         self.inner.run(pass, rows, Some(&mut bent))
     }
@@ -109,37 +113,47 @@ impl Device for Planted<'_> {
 /// Plants an error in every result of every kernel of a pass over `chunk` rows; returns the kernels' names.
 fn plant_everywhere(
     lane: Lane,
+    pass: Pass,
     chunk: usize,
     other: &mut dyn Device,
     model: &Arc<Model>,
 ) -> BTreeSet<String> {
     let (_, tokens) = &prompts()[0];
     let mut device = cpu(model, lane);
-    let kernels = device.routes(Pass::Target, chunk, 0);
+    let plan = model.plans.get(pass).unwrap();
+    // A drafter's block follows the tokens, and its first row has no logits.
+    let block = model.plans.draft.as_ref().map_or(1, |draft| draft.spec.block);
+    let (first, rows, positions) = match pass {
+        Pass::Draft => (tokens.len(), block, block - 1),
+        _ => (0, chunk, tokens.len()),
+    };
+    let kernels = device.routes(pass, rows, 0);
     let mut covered = BTreeSet::new();
     for (k, kernel) in kernels.iter().enumerate() {
         let step = kernel.steps.end - 1;
-        for buf in model.plans.target.steps[step].op.writes() {
-            let width = model.plans.width(Pass::Target, buf);
-            let place = Place { step, buf, position: k * 5 % tokens.len(), element: k * 6971 % width };
+        for buf in plan.steps[step].op.writes().into_iter().filter(|buf| *buf != Buf::Features) {
+            let width = model.plans.width(pass, buf);
+            let position = first + k * 5 % positions;
+            let place = Place { pass, step, buf, position, element: k * 6971 % width };
             let mut bent = Planted { inner: &mut device, width, place };
             let found = first_difference(model, [&mut bent, &mut *other], tokens, chunk, 0.0).unwrap();
             let found = found.unwrap_or_else(|| panic!("{lane:?}, {chunk} rows: {place:?} was not found"));
             let Difference { layer, values: (a, b), .. } = found;
             assert_eq!(
-                (found.step, found.buf, found.position, found.element),
-                (place.step, place.buf, place.position, place.element)
+                (found.pass, found.step, found.buf, found.position, found.element),
+                (place.pass, place.step, place.buf, place.position, place.element)
             );
-            assert_eq!(layer, model.plans.target.steps[step].layer);
+            assert_eq!(layer, plan.steps[step].layer);
             assert_eq!(a.to_bits() ^ b.to_bits(), 1);
             covered.insert(kernel.kernel.clone());
         }
     }
     assert_eq!(first_difference(model, [&mut device, other], tokens, chunk, 0.0).unwrap(), None);
-    // What stores keys and values leaves nothing that can be read but what attention reads.
-    let silent = |k: &&Route| !covered.contains(&k.kernel);
-    let stores = kernels.iter().filter(silent).all(|k| k.kernel.starts_with("kv-store"));
-    assert!(stores, "{lane:?}, {chunk} rows: no error was planted in some kernel");
+    // What stores keys and values leaves nothing but what attention reads, what captures features what the drafter reads.
+    let silent = ["kv-store", "capture"];
+    for kernel in kernels.iter().filter(|k| !covered.contains(&k.kernel)) {
+        assert!(silent.iter().any(|s| kernel.kernel.starts_with(s)), "no error was planted in {kernel:?}");
+    }
     covered
 }
 
@@ -150,14 +164,27 @@ fn an_error_in_any_step_is_located() {
     let model = model("gguf/tiny-mix.gguf", None);
     let mut reference = Reference::new(model.clone(), KvType::F16, 32);
     for chunk in [1, CHUNK] {
-        plant_everywhere(Lane::Strict, chunk, &mut reference, &model);
+        plant_everywhere(Lane::Strict, Pass::Target, chunk, &mut reference, &model);
     }
     let mut serving = BTreeSet::new();
     for chunk in [1, CHUNK, 24] {
-        serving.extend(plant_everywhere(Lane::Serving, chunk, &mut cpu(&model, Lane::Serving), &model));
+        let mut other = cpu(&model, Lane::Serving);
+        serving.extend(plant_everywhere(Lane::Serving, Pass::Target, chunk, &mut other, &model));
     }
     for kind in ["embed", "norm", "matvec", "rows", "gemm", "matvec-silu", "qk-norm-rope", "attend", "tail"] {
         assert!(serving.iter().any(|name| name.starts_with(kind)), "{kind} is not in {serving:?}");
+    }
+}
+
+/// The same in the drafter's passes.
+#[test]
+fn an_error_in_any_step_of_the_drafter_is_located() {
+    let model = model("gguf/tiny-Q8_0.gguf", Some("dflash/tiny-dflash-Q8_0.gguf"));
+    let mut reference = Reference::new(model.clone(), KvType::F16, 32);
+    for pass in [Pass::Inject, Pass::Draft] {
+        let mut other = cpu(&model, Lane::Serving);
+        plant_everywhere(Lane::Strict, pass, CHUNK, &mut reference, &model);
+        plant_everywhere(Lane::Serving, pass, CHUNK, &mut other, &model);
     }
 }
 

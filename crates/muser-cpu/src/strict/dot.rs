@@ -9,6 +9,7 @@ use super::codec::Codec;
 use crate::plain::Plain;
 use crate::simd::{Kernel, Simd};
 use muser_core::strict::LANES;
+use std::hint::black_box;
 
 /// Half a step of activations or decoded weights.
 #[derive(Clone, Copy)]
@@ -78,7 +79,8 @@ impl<C: Codec> Kernel for Pair<'_, C> {
         for ((first, second), x) in blocks {
             s.fetch(first, self.ahead);
             s.fetch(second, self.ahead);
-            let heads = [C::head(s, first), C::head(s, second)];
+            // Through memory: a load spreads a scale over a vector for nothing, a register takes two shuffles.
+            let heads = black_box([C::head(s, first), C::head(s, second)]);
             groups!(C, |g| {
                 let x = [s.load_f(&x[2 * g].0), s.load_f(&x[2 * g + 1].0)];
                 let w = [C::group(s, first, &heads[0], g), C::group(s, second, &heads[1], g)];
@@ -106,7 +108,7 @@ impl<C: Codec> Kernel for Expand<'_, C> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         for (block, to) in self.blocks.iter().zip(self.to.chunks_exact_mut(2 * C::GROUPS)) {
-            let head = C::head(s, block);
+            let head = black_box(C::head(s, block));
             groups!(C, |g| {
                 let [low, high] = C::group(s, block, &head, g);
                 s.store_f(&mut to[2 * g].0, low);

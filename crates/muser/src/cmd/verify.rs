@@ -2,7 +2,7 @@
 
 use crate::cmd::receipt::PromptArgs;
 use crate::device::{DeviceArgs, DeviceName, LaneName};
-use crate::open::{Draft, ModelArgs, Opened, SourceArgs};
+use crate::open::{Draft, Opened, SourceArgs};
 use crate::receipt::{ModelDigests, ReceiptFile};
 use anyhow::{Result, bail, ensure};
 use clap::Args;
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 pub struct Verify {
     #[command(flatten)]
-    model: ModelArgs,
+    source: SourceArgs,
     /// A receipt: what it says is computed again on --device
     #[arg(long, value_name = "FILE", required_unless_present = "devices", conflicts_with_all = ["devices", "tokens", "tolerance"])]
     against: Option<PathBuf>,
@@ -63,8 +63,11 @@ enum Found {
 impl Verify {
     /// Runs the command; fails if something differs.
     pub fn run(mut self) -> Result<()> {
-        let source = SourceArgs { model: self.model.clone(), draft: Some(Draft::Off) };
-        let opened = source.open()?;
+        // A receipt tells of the target alone.
+        if self.against.is_some() {
+            self.source.draft = Some(Draft::Off);
+        }
+        let opened = self.source.open()?;
         let report = match (&self.against, self.devices) {
             (Some(path), _) => {
                 let file = ReceiptFile::read(path)?;
@@ -195,6 +198,7 @@ impl Found {
             "same": matches!(self, Found::Same),
             "mismatch": mismatch.map(ToString::to_string),
             "difference": difference.map(|d| json!({
+                "pass": format!("{:?}", d.pass).to_lowercase(),
                 "layer": d.layer,
                 "step": d.step,
                 "name": d.name,

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 const LEFT: f64 = 330.0;
 const BAR: f64 = 620.0;
-const RIGHT: f64 = 200.0;
+const RIGHT: f64 = 260.0;
 const ROW: f64 = 24.0;
 const TOP: f64 = 70.0;
 
