@@ -54,8 +54,8 @@ def main():
     os.chmod(cuobjdump, 0o755)
     headers = "\n".join(open(os.path.join(KERNELS, h)).read() for h in HEADERS)
     spills, compiled = [], 0
-    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in range(6) for n in (1, 2, 4, 8, 16)]
-    sources = [f"#define SOURCE {n}" for n in range(8)]
+    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in range(8) for n in (1, 2, 4, 8, 16)]
+    sources = [f"#define SOURCE {n}" for n in range(12)]
     variants = lambda name: {"project.cu": pairs, "pack.cu": sources}.get(name, [""])
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:

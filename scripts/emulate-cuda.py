@@ -12,7 +12,8 @@ KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
 HERE = os.path.join(ROOT, "scripts/emulate")
 # name in the goldens: (SOURCE of pack.cu, TYPE of layout.cuh, bytes and values of a block)
 TYPES = {"F16": (1, 0, 2, 1), "BF16": (2, 0, 2, 1), "Q8_0": (3, 1, 34, 32), "Q4_0": (4, 2, 18, 32), "Q4_K": (5, 3, 144, 256),
-         "Q5_K": (6, 4, 176, 256), "Q6_K": (7, 5, 210, 256)}
+         "Q5_K": (6, 4, 176, 256), "Q6_K": (7, 5, 210, 256), "IQ4_NL": (8, 6, 18, 32), "IQ4_XS": (9, 6, 136, 256),
+         "NVFP4": (10, 7, 36, 64), "Q3_K": (11, 5, 110, 256)}
 
 RUNS = [(1, "address"), (16, "address")]
 RACES = [(4, "thread")]

@@ -17,7 +17,7 @@ int main(int, char** args) {
     std::vector<float> values(bytes.size() / 4);
     memcpy(values.data(), bytes.data(), bytes.size());
     // Rows that are no whole number of tiles.
-    const u32 cols = atoi(args[4]) == 256 ? 512 : 96, rows = values.size() / cols;
+    const u32 cols = atoi(args[4]) == 256 ? 512 : atoi(args[4]) == 64 ? 192 : 96, rows = values.size() / cols;
     const u64 row_bytes = (u64)cols / atoi(args[4]) * atoi(args[3]);
     u32 bits = 0;
     const u64 count = SOURCE <= 2 ? values.size() : values.size() / atoi(args[4]);

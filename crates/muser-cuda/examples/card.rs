@@ -94,17 +94,9 @@ impl Observer for Record<'_> {
 const MOST_KL: [f64; 2] = [2.5e-4, 1.5e-3];
 
 fn check(count: u32) {
-    let fixtures = Path::new("tests/fixtures");
-    let all = [
-        ("gguf/tiny-Q8_0.gguf", Some("dflash/tiny-dflash-Q8_0.gguf")),
-        ("gguf/tiny-Q4_K_M-scalar.gguf", None),
-        ("gguf/tiny-mix.gguf", None),
-    ];
     let tokens: Vec<u32> = (0..count).map(|i| (i * 37 + i * i * 11) % 760).collect();
     let mut wrong = 0;
-    for (name, draft) in all {
-        let draft = draft.map(|d| fixtures.join(d));
-        let model = Arc::new(open(&fixtures.join(name), draft.as_deref()).unwrap().0);
+    for (name, model) in fixtures().into_iter().chain(random(&["iq4_xs", "iq4_nl", "nvfp4", "q3_k"])) {
         let vocab = model.geometry().vocab;
         let mut cuda = CudaDevice::load(model.clone(), &CudaOptions::default(), &mut |_, _| {}).unwrap();
         let mut reference = Reference::new(model.clone(), KvType::F16, 512);
@@ -175,21 +167,11 @@ fn check(count: u32) {
 
 /// Receipts of the card's strict lane and of the reference for the fixtures' prompts, and a drafter's block.
 fn strict(only: Option<&str>, chunks: &[usize]) {
-    let fixtures = Path::new("tests/fixtures");
-    let text = std::fs::read_to_string(fixtures.join("goldens/prompts.json")).unwrap();
+    let text = std::fs::read_to_string("tests/fixtures/goldens/prompts.json").unwrap();
     let prompts: BTreeMap<String, Vec<u32>> = serde_json::from_str(&text).unwrap();
-    let files = ["gguf/tiny-Q8_0.gguf", "gguf/tiny-Q4_K_M-scalar.gguf", "gguf/tiny-mix.gguf"];
-    let synthetic = ["f32", "bf16", "q4_k_m", "q6_k", "iq4_xs", "nvfp4", "q5_k", "q4_0"].map(|name| {
-        let g = tiny_geometry();
-        let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name(name).unwrap(), 3);
-        (name.to_string(), Arc::new(Model::new(g, Box::new(weights), None).unwrap()))
-    });
-    let opened = files.map(|name| {
-        let draft = (name == files[0]).then(|| fixtures.join("dflash/tiny-dflash-Q8_0.gguf"));
-        (name.to_string(), Arc::new(open(&fixtures.join(name), draft.as_deref()).unwrap().0))
-    });
     let mut wrong = 0;
-    for (name, model) in opened.into_iter().chain(synthetic) {
+    let synthetic = random(&["f32", "bf16", "q4_k_m", "q6_k", "iq4_xs", "nvfp4", "q5_k", "q4_0"]);
+    for (name, model) in fixtures().into_iter().chain(synthetic) {
         let options = CudaOptions { lane: Lane::Strict, ..CudaOptions::default() };
         let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
         let mut reference = Reference::new(model.clone(), KvType::F16, 512);
@@ -227,6 +209,27 @@ fn strict(only: Option<&str>, chunks: &[usize]) {
     }
     println!("{wrong} differ");
     std::process::exit(i32::from(wrong > 0));
+}
+
+/// The fixtures' models; the first has a drafter.
+fn fixtures() -> Vec<(String, Arc<Model>)> {
+    let folder = Path::new("tests/fixtures");
+    let files = ["gguf/tiny-Q8_0.gguf", "gguf/tiny-Q4_K_M-scalar.gguf", "gguf/tiny-mix.gguf"];
+    let load = |name: &&str| {
+        let draft = (*name == files[0]).then(|| folder.join("dflash/tiny-dflash-Q8_0.gguf"));
+        (name.to_string(), Arc::new(open(&folder.join(name), draft.as_deref()).unwrap().0))
+    };
+    files.iter().map(load).collect()
+}
+
+/// Small models of random weights of these types.
+fn random(types: &[&str]) -> Vec<(String, Arc<Model>)> {
+    let make = |name: &&str| {
+        let g = tiny_geometry();
+        let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name(name).unwrap(), 3);
+        (name.to_string(), Arc::new(Model::new(g, Box::new(weights), None).unwrap()))
+    };
+    types.iter().map(make).collect()
 }
 
 /// The release's geometry, small.

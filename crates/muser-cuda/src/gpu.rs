@@ -89,7 +89,7 @@ fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
             kernels,
         }
     });
-    let mut numbers: Vec<usize> = types.iter().map(|dtype| source(*dtype).0).collect();
+    let mut numbers: Vec<usize> = types.iter().map(|dtype| source(*dtype, lane).0).collect();
     numbers.sort_unstable();
     numbers.dedup();
     let packs = numbers.into_iter().map(|number| Source {

@@ -67,7 +67,9 @@ impl Shape {
         let warps = warps(columns);
         let ring = match layout {
             Layout::F16 => warps * layout.tile_bytes(),
-            Layout::Q4 | Layout::Q4K | Layout::Q5K if warps == 8 => 3 * warps * layout.tile_bytes(),
+            Layout::Q4 | Layout::Q4K | Layout::Q5K | Layout::Iq4 | Layout::Fp4 if warps == 8 => {
+                3 * warps * layout.tile_bytes()
+            }
             _ => 2 * warps * layout.tile_bytes(),
         };
         let fixed = ring + columns * (2 * warps * 64 + 64 + 16) + 32 * 12;
@@ -134,7 +136,8 @@ mod tests {
     #[test]
     fn shapes_fit_their_card() {
         for room in [Card::h200().room, CONSUMER] {
-            for layout in [Layout::F16, Layout::Q8, Layout::Q4, Layout::Q4K, Layout::Q5K, Layout::Q6K] {
+            use Layout::*;
+            for layout in [F16, Q8, Q4, Q4K, Q5K, Q6K, Iq4, Fp4] {
                 for (cols, tiles) in [(6656, 544), (19968, 416), (4096, 416), (256, 16), (33_280, 416)] {
                     for n in 1..=32 {
                         let s = Shape::of(room, layout, n, cols, tiles, MOST_PLANES).unwrap();

@@ -17,6 +17,8 @@ pub(crate) enum Layout {
     Q4K = 3,
     Q5K = 4,
     Q6K = 5,
+    Iq4 = 6,
+    Fp4 = 7,
 }
 
 /// Rows of a tile.
@@ -32,7 +34,10 @@ impl Layout {
             DType::Q4_0 => Layout::Q4,
             DType::Q4K => Layout::Q4K,
             DType::Q5K => Layout::Q5K,
-            DType::Q6K => Layout::Q6K,
+            // Three bits and a scale of 16 values are six bits and such a scale.
+            DType::Q6K | DType::Q3K => Layout::Q6K,
+            DType::Iq4Nl | DType::Iq4Xs => Layout::Iq4,
+            DType::Nvfp4 => Layout::Fp4,
             _ => Layout::F16,
         }
     }
@@ -42,7 +47,7 @@ impl Layout {
         match self {
             Layout::F16 => 8192,
             Layout::Q8 => 4352,
-            Layout::Q4 | Layout::Q4K => 2304,
+            Layout::Q4 | Layout::Q4K | Layout::Iq4 | Layout::Fp4 => 2304,
             Layout::Q5K => 2816,
             Layout::Q6K => 3360,
         }
@@ -62,12 +67,15 @@ impl Layout {
             Layout::Q4K => "q4_k",
             Layout::Q5K => "q5_k",
             Layout::Q6K => "q6_k",
+            Layout::Iq4 => "iq4",
+            Layout::Fp4 => "fp4",
         }
     }
 }
 
-/// What kernels/pack.cu reads: its number there, and the type that is uploaded. Rare types are dequantised on the host.
-pub(crate) fn source(dtype: DType) -> (usize, DType) {
+/// What a lane's kernels (kernels/pack.cu, kernels/strict.cu) read: a number there, and the type that is uploaded. Rare types are
+/// dequantised on the host.
+pub(crate) fn source(dtype: DType, lane: Lane) -> (usize, DType) {
     match dtype {
         DType::F16 => (1, dtype),
         DType::BF16 => (2, dtype),
@@ -76,6 +84,10 @@ pub(crate) fn source(dtype: DType) -> (usize, DType) {
         DType::Q4K => (5, dtype),
         DType::Q5K => (6, dtype),
         DType::Q6K => (7, dtype),
+        DType::Iq4Nl if lane == Lane::Serving => (8, dtype),
+        DType::Iq4Xs if lane == Lane::Serving => (9, dtype),
+        DType::Nvfp4 if lane == Lane::Serving => (10, dtype),
+        DType::Q3K if lane == Lane::Serving => (11, dtype),
         _ => (0, DType::F32),
     }
 }
@@ -148,7 +160,7 @@ pub(crate) fn bytes(model: &Model, lane: Lane) -> (u64, u64) {
         let bytes = match lane {
             _ if is_vector(slot) => cols * 4,
             Lane::Serving => Layout::of(*dtype).bytes(*rows, *cols),
-            Lane::Strict => rows * raw_row(*dtype, *cols),
+            Lane::Strict => rows * raw_row(*dtype, *cols, lane),
         };
         bytes.next_multiple_of(256) as u64
     };
@@ -159,13 +171,15 @@ pub(crate) fn bytes(model: &Model, lane: Lane) -> (u64, u64) {
 /// Bytes of the largest matrix as it is uploaded.
 fn staged(model: &Model) -> usize {
     let matrices = model.slots.iter().filter(|(slot, _)| !is_vector(slot));
-    let raw = |(_, (dtype, rows, cols)): (&Slot, &(DType, usize, usize))| rows * raw_row(*dtype, *cols);
+    let raw = |(_, (dtype, rows, cols)): (&Slot, &(DType, usize, usize))| {
+        rows * raw_row(*dtype, *cols, Lane::Serving)
+    };
     matrices.map(raw).max().unwrap_or(0)
 }
 
 /// Bytes of a row as it is uploaded.
-fn raw_row(dtype: DType, cols: usize) -> usize {
-    let kept = source(dtype).1;
+fn raw_row(dtype: DType, cols: usize, lane: Lane) -> usize {
+    let kept = source(dtype, lane).1;
     cols / kept.block_len() * kept.block_bytes()
 }
 
@@ -194,7 +208,7 @@ impl Weights {
             if is_vector(&slot) {
                 vectors.insert(slot, ptr);
             } else if lane == Lane::Strict {
-                let (source, row_bytes) = (source(*dtype).0, raw_row(*dtype, cols));
+                let (source, row_bytes) = (source(*dtype, lane).0, raw_row(*dtype, cols, lane));
                 blocks.insert(slot, Blocks { ptr, row_bytes, source, rows, cols, scale });
             } else {
                 matrices.insert(slot, Matrix { ptr, layout: Layout::of(*dtype), rows, cols, scale });
@@ -233,9 +247,9 @@ impl Weights {
                 weights.vectors.insert(*slot, memory.ptr);
                 weights._memory.push(memory);
             } else if lane == Lane::Strict {
-                let (source, row_bytes) = (source(t.dtype).0, raw_row(t.dtype, t.cols));
+                let (source, row_bytes) = (source(t.dtype, lane).0, raw_row(t.dtype, t.cols, lane));
                 let mut memory = gpu.alloc(row_bytes * t.rows)?;
-                upload(gpu, &mut stage.uploader, &t, &mut memory, &mut |bytes| {
+                upload(gpu, &mut stage.uploader, &t, lane, &mut memory, &mut |bytes| {
                     progress(done + bytes, total)
                 })?;
                 let (rows, cols, scale) = (t.rows, t.cols, t.scale);
@@ -279,11 +293,12 @@ fn upload(
     gpu: &Gpu,
     uploader: &mut Uploader,
     t: &TensorView<'_>,
+    lane: Lane,
     to: &mut Memory,
     step: &mut dyn FnMut(u64),
 ) -> Result<(), DeviceError> {
-    let kept = source(t.dtype).1;
-    let (from, row) = (t.row_bytes(), raw_row(t.dtype, t.cols));
+    let kept = source(t.dtype, lane).1;
+    let (from, row) = (t.row_bytes(), raw_row(t.dtype, t.cols, lane));
     let rows = (PIECE / row.max(1)).max(1);
     for (i, part) in t.data.chunks(from * rows).enumerate() {
         let at = i * rows * row;
@@ -305,8 +320,9 @@ impl Stage {
         t: &TensorView<'_>,
         step: &mut dyn FnMut(u64),
     ) -> Result<(Matrix, Memory), DeviceError> {
-        let ((number, kept), layout, to) = (source(t.dtype), Layout::of(t.dtype), raw_row(t.dtype, t.cols));
-        upload(gpu, &mut self.uploader, t, &mut self.raw, step)?;
+        let ((number, kept), layout) = (source(t.dtype, Lane::Serving), Layout::of(t.dtype));
+        let to = raw_row(t.dtype, t.cols, Lane::Serving);
+        upload(gpu, &mut self.uploader, t, Lane::Serving, &mut self.raw, step)?;
         // A power of two brings scales where f16 is precise; it is taken back from the products.
         gpu.upload(&mut self.bound, 0, &[0; 4])?;
         let count = t.rows * t.cols / kept.block_len();

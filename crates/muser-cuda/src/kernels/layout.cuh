@@ -10,18 +10,21 @@
 // Q4K   2048: [piece] 32 quants; 256: [row] d, dmin, then 24 bits a t: scales of groups t and t + 4, minima of 2t and 2t + 1
 // Q5K   2048; 512: [piece] 32 high bits; 256 as Q4K
 // Q6K   2048; 1024: [piece] 32 pairs of high bits; 256: [lane][row / 8][half][step / 2] scales plus 128; 32: [row] d
-// A word of four-bit quants holds elements 0, 4, 2, 6, 1, 5, 3, 7 from its lowest nibble on: masks leave pairs of neighbours.
-enum { F16 = 0, Q8 = 1, Q4 = 2, Q4K = 3, Q5K = 4, Q6K = 5 };
+// IQ4   as Q4: the quants are places in a table of 16 values
+// FP4   2048: [piece] 32 quants, E2M1; 256: [lane][row / 8][half][step / 2] scales, UE4M3
+// A word of four-bit quants holds elements 0, 4, 2, 6, 1, 5, 3, 7 from its lowest nibble on: masks leave pairs of neighbours. Those of
+// IQ4 are looked up four at a time and stand in their order.
+enum { F16 = 0, Q8 = 1, Q4 = 2, Q4K = 3, Q5K = 4, Q6K = 5, IQ4 = 6, FP4 = 7 };
 
 __device__ constexpr int tile_bytes(int type) {
-    return type == F16 ? 8192 : type == Q8 ? 4352 : type == Q4 || type == Q4K ? 2304 : type == Q5K ? 2816 : 3360;
+    return type == F16 ? 8192 : type == Q8 ? 4352 : type == Q4 || type == Q4K || type == IQ4 || type == FP4 ? 2304 : type == Q5K ? 2816 : 3360;
 }
 // Where heads or scales begin.
 __device__ constexpr int head_at(int type) { return type == Q8 ? 4096 : type == Q5K ? 2560 : type == Q6K ? 3072 : 2048; }
 #define Q6K_D 3328
 
 // Nibble of element 0..7 in a word of four-bit quants.
-__device__ __forceinline__ int nibble_of(int k) { return (k & 4 ? 1 : 0) + (k & 1 ? 4 : 0) + (k & 2 ? 2 : 0); }
+__device__ __forceinline__ int nibble_of(int type, int k) { return type == IQ4 ? k : (k & 4 ? 1 : 0) + (k & 1 ? 4 : 0) + (k & 2 ? 2 : 0); }
 // Bit of the high bits of element k of step i: Q5K in a word a piece, Q6K in a word for two steps.
 __device__ __forceinline__ int q5_bit(int i, int k) { return (k >> 1) * 4 + i + (k & 1) * 16; }
 __device__ __forceinline__ int q6_bit(int i, int k) {
@@ -43,6 +46,9 @@ __device__ __forceinline__ u32 k_word(u32 t) { return 1 + ((3 * t) >> 2); }
 __device__ __forceinline__ u32 k_next(u32 t) { return t == 3 ? 3 : k_word(t) + 1; }
 __device__ __forceinline__ u32 k_shift(u32 t) { return (24 * t) & 31; }
 
+// Four of the 16 values of IQ4_NL and IQ4_XS (kvalues_iq4nl of ggml), each 128 too high.
+#define IQ4_TABLE(i) ((i) == 0 ? 0x3f2d1801u : (i) == 1 ? 0x766a5d4fu : (i) == 2 ? 0xa6998d81u : 0xf1d9c5b5u)
+
 // One weight, for reading a row of an embedding table.
 __device__ inline float weight(int type, const u8* base, u32 cols, u32 row, u32 i) {
     u32 blocks = (cols + 255) / 256, e = i & 255, half = e >> 7, t = (e >> 5) & 3, step = (e >> 3) & 3, k = e & 7;
@@ -54,7 +60,16 @@ __device__ inline float weight(int type, const u8* base, u32 cols, u32 row, u32 
         float d = half_to_float(((const u16*)head)[lane * 4 + r * 2 + half]);
         return d * (float)((int)u[(((r * 2 + half) * 2 + (step >> 1)) * 32 + lane) * 16 + (step & 1) * 8 + k] - 128);
     }
-    int q = (((const u32*)u)[piece * 4 + step] >> (4 * nibble_of(k))) & 15;
+    int q = (((const u32*)u)[piece * 4 + step] >> (4 * nibble_of(type, k))) & 15;
+    if (type == IQ4) {
+        u32 value = (IQ4_TABLE(q >> 2) >> (8 * (q & 3))) & 255;
+        return half_to_float(((const u16*)head)[lane * 4 + r * 2 + half]) * (float)((int)value - 128);
+    }
+    if (type == FP4) {
+        // Both as halves: 2^-14 and 2^-8 of what they are, of which the caller's norm knows the second.
+        float scale = half_to_float((u16)(head[lane * 8 + (r * 2 + half) * 2 + (step >> 1)] << 7));
+        return half_to_float((u16)(((q & 7) << 9) | ((q & 8) << 12))) * 16384.0f * scale;
+    }
     if (type == Q4) return half_to_float(((const u16*)head)[lane * 4 + r * 2 + half]) * (float)(q - 8);
     if (type == Q6K) {
         q |= ((((const u32*)(u + 2048))[piece * 2 + (step >> 1)] >> q6_bit(step, k)) & 3) << 4;
@@ -114,6 +129,27 @@ __device__ __forceinline__ void nibbles6(u32 w, u32 h, int step, u32 scale, cons
     out[2] = hmul2(hfma2(c, 0x2c002c00, 0xd600d600), scale);
     out[3] = hmul2(hfma2(d, 0x2c002c00, 0xd600d600), scale);
 }
+// Eight values of the table, four at a time: selectors have three bits, the fourth chooses between the table's halves.
+__device__ __forceinline__ void nibbles_iq4(u32 w, u32 scale, u32* out) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        u32 q = i ? w >> 16 : w, at = q & 0x7777;
+        u32 low = __byte_perm(IQ4_TABLE(0), IQ4_TABLE(1), at), high = __byte_perm(IQ4_TABLE(2), IQ4_TABLE(3), at);
+        u32 four = __byte_perm(low, high, 0x3210 | ((q & 0x8888) >> 1));
+        out[2 * i] = hmul2(hadd2(__byte_perm(four, 0x64646464, 0x4140), 0xe480e480), scale);
+        out[2 * i + 1] = hmul2(hadd2(__byte_perm(four, 0x64646464, 0x4342), 0xe480e480), scale);
+    }
+}
+// Eight E2M1 values: their bits are those of a half 2^14 times too small; `scale` makes up for it.
+__device__ __forceinline__ void nibbles_fp4(u32 w, u32 scale, u32* out) {
+    out[0] = hmul2(((w << 9) & 0x0e000e00) | ((w << 12) & 0x80008000), scale);
+    out[1] = hmul2(((w << 1) & 0x0e000e00) | ((w << 4) & 0x80008000), scale);
+    out[2] = hmul2(((w << 5) & 0x0e000e00) | ((w << 8) & 0x80008000), scale);
+    out[3] = hmul2(((w >> 3) & 0x0e000e00) | (w & 0x80008000), scale);
+}
+// Two UE4M3 scales, bytes 0 and 1 or 2 and 3 of a word, as halves 2^6 times what they are: their bits are those of a half 2^8 times
+// too small.
+__device__ __forceinline__ u32 fp4_scales(u32 w, int pair) { return hmul2(__byte_perm(w, 0, pair ? 0x4342 : 0x4140) << 7, 0x74007400); }
 // Eight bytes, each 128 too high (0xe480 is -1152).
 __device__ __forceinline__ void bytes8(u32 lo, u32 hi, u32 scale, u32* out) {
     const u32 magic = 0x64646464;

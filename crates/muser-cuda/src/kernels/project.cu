@@ -76,6 +76,11 @@ __device__ __forceinline__ void consume(float acc[2][4], u32 u, const u32 x[NT],
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             scales[r][0] = r ? s.y : s.x;
+            if (TYPE == FP4) {
+                u32 w = scales[r][0];
+                scales[r][0] = fp4_scales(w, 0);
+                scales[r][1] = fp4_scales(w, 1);
+            }
             if (TYPE == Q6K) {
                 u32 d = twice_low(lds16(u + l.word + r * 16)), w = scales[r][0];
                 scales[r][0] = hmul2(hadd2(__byte_perm(w, 0x64646464, 0x4140), 0xe480e480), d);
@@ -109,9 +114,10 @@ __device__ __forceinline__ void consume(float acc[2][4], u32 u, const u32 x[NT],
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const u32* w = (const u32*)&q[r];
-                if (TYPE == Q6K) {
+                if (TYPE == Q6K || TYPE == FP4) {
                     u32 s = i < 2 ? twice_low(scales[r][half]) : twice_high(scales[r][half]);
-                    nibbles6(w[i], h[r][i >> 1], i & 1, s, l.masks, f[r]);
+                    if (TYPE == FP4) nibbles_fp4(w[i], s, f[r]);
+                    else nibbles6(w[i], h[r][i >> 1], i & 1, s, l.masks, f[r]);
                 } else {
                     u32 s = half ? twice_high(scales[r][0]) : twice_low(scales[r][0]);
                     if (TYPE == Q8) {
@@ -119,6 +125,8 @@ __device__ __forceinline__ void consume(float acc[2][4], u32 u, const u32 x[NT],
                         bytes8(wide[(i & 1) * 2], wide[(i & 1) * 2 + 1], s, f[r]);
                     } else if (TYPE == Q5K) {
                         nibbles5(w[i], h[r][0], i, s, l.masks, f[r]);
+                    } else if (TYPE == IQ4) {
+                        nibbles_iq4(w[i], s, f[r]);
                     } else {
                         nibbles(w[i], s, TYPE, l.masks, f[r]);
                     }
@@ -360,6 +368,10 @@ extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u
         s = hmul2(hadd2(__byte_perm(s, 0x64646464, 0x4140), 0xe480e480), d);
         scale = twice_low(s);
         second = twice_high(s);
+    } else if (TYPE == FP4) {
+        u32 s = fp4_scales(((const u16*)(head + lane * 8))[r * 2 + half], 0);
+        scale = twice_low(s);
+        second = twice_high(s);
     } else if (TYPE != F16) {
         scale = twice_low(((const u16*)head)[lane * 4 + r * 2 + half]);
     }
@@ -376,6 +388,8 @@ extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u
         } else {
             u32 v = ((const u32*)u)[piece * 4 + i];
             if (TYPE == Q6K) nibbles6(v, ((const u32*)(u + 2048))[piece * 2 + (i >> 1)], i & 1, i < 2 ? scale : second, m, f);
+            else if (TYPE == FP4) nibbles_fp4(v, i < 2 ? scale : second, f);
+            else if (TYPE == IQ4) nibbles_iq4(v, scale, f);
             else if (TYPE == Q5K) nibbles5(v, ((const u32*)(u + 2048))[piece], i, scale, m, f);
             else nibbles(v, scale, TYPE, m, f);
         }
