@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compile every CUDA kernel with NVRTC for each architecture that muser names, and check that hot kernels do not spill.
 
-No GPU is needed. Without a virtual environment of its own the script makes one in target/check-cuda and installs the
+No GPU is needed. With --digests the machine code of every compilation is named by its SHA-256, so that two versions can be compared. Without a virtual environment of its own the script makes one in target/check-cuda and installs the
 NVRTC and cuobjdump wheels there.
 """
-import ctypes, glob, os, re, subprocess, sys, tempfile
+import ctypes, glob, hashlib, os, re, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
@@ -63,6 +63,8 @@ def main():
         for arch in ARCHS:
             binary = compile(nvrtc, name, define + "\n" + headers + "\n" + open(path).read(), arch)
             compiled += 1
+            if "--digests" in sys.argv:
+                print(arch, name, repr(define), hashlib.sha256(binary).hexdigest())
             with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
                 file.write(binary)
                 file.flush()

@@ -113,16 +113,16 @@ pub fn table(listed: &[Entry], routes: &[Route]) -> Table {
         ">operations",
     ]);
     for (i, e) in listed.iter().enumerate() {
-        let route = &routes[e.calls[0]];
+        let Route { kernel, library, file, .. } = &routes[e.calls[0]];
         table.row([
             (i + 1).to_string(),
             e.stage.to_string(),
             output::short_ranges(&e.layers),
             e.name.clone(),
             e.types.clone(),
-            route.kernel.clone(),
-            route.library.to_string(),
-            route.file.to_string(),
+            kernel.clone(),
+            library.to_string(),
+            file.to_string(),
             e.flow(),
             output::bytes(e.cost.memory_bytes()),
             output::count(e.cost.operations as f64),
@@ -131,9 +131,8 @@ pub fn table(listed: &[Entry], routes: &[Route]) -> Table {
     table
 }
 
-fn row_json(e: &Entry, route: &Route) -> Json {
-    let ladder: Vec<Json> = route
-        .ladder
+fn row_json(e: &Entry, Route { kernel, library, file, ladder, .. }: &Route) -> Json {
+    let ladder: Vec<Json> = ladder
         .iter()
         .map(|(kernel, condition, taken)| json!({ "kernel": kernel, "condition": condition, "taken": taken }))
         .collect();
@@ -142,9 +141,9 @@ fn row_json(e: &Entry, route: &Route) -> Json {
         "layers": e.layers,
         "steps": e.name,
         "types": e.types,
-        "kernel": route.kernel,
-        "library": route.library,
-        "file": route.file,
+        "kernel": kernel,
+        "library": library,
+        "file": file,
         "flow": e.flow(),
         "memory_bytes": e.cost.memory_bytes(),
         "operations": e.cost.operations,
