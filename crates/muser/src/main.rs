@@ -5,6 +5,7 @@ mod cmd;
 mod device;
 mod engine;
 mod generate;
+mod heap;
 mod input;
 mod listing;
 mod npy;

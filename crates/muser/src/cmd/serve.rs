@@ -100,6 +100,7 @@ enum LogLevel {
 impl Serve {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
+        crate::heap::bound();
         let level = match self.log {
             LogLevel::Off => tracing_subscriber::filter::LevelFilter::OFF,
             LogLevel::Warn => tracing_subscriber::filter::LevelFilter::WARN,
