@@ -198,10 +198,10 @@ int nvrtcGetCUBIN(void* p, char* to) { return memcpy(to, ((Program*)p)->code.dat
 int cublasCreate_v2(void** h) { return *h = malloc(1), SUCCESS; }
 int cublasDestroy_v2(void* h) { return free(h), SUCCESS; }
 int cublasSetStream_v2(void*, void*) { return SUCCESS; }
-// c (m x n, f32) = factor * a (k x m, f16) transposed * b (k x n, f16), column by column.
+// c (m x n, f32 or f16) = factor * a (k x m, f16) transposed * b (k x n, f16), column by column.
 int cublasGemmEx(void*, int ta, int tb, int m, int n, int k, const float* factor, const uint16_t* a, int, int lda, const uint16_t* b, int, int ldb,
-                 const float* zero, float* c, int, int ldc, int, int) {
-    if (ta != 1 || tb != 0 || *zero != 0 || k % 8) return INVALID_VALUE;
+                 const float* zero, void* c, int type, int ldc, int, int) {
+    if (ta != 1 || tb != 0 || *zero != 0 || k % 8 || (type != 0 && type != 2)) return INVALID_VALUE;
     for (int j = 0; j < n; ++j)
         for (int i = 0; i < m; ++i) {
             __m256 sum = _mm256_setzero_ps();
@@ -210,7 +210,9 @@ int cublasGemmEx(void*, int ta, int tb, int m, int n, int k, const float* factor
             float parts[8], total = 0;
             _mm256_storeu_ps(parts, sum);
             for (float x : parts) total += x;
-            c[(size_t)j * ldc + i] = *factor * total;
+            size_t at = (size_t)j * ldc + i;
+            if (type == 2) ((uint16_t*)c)[at] = _cvtss_sh(*factor * total, 0);
+            else ((float*)c)[at] = *factor * total;
         }
     return SUCCESS;
 }

@@ -3,6 +3,7 @@
 inline float half_to_float(u16 h) { return _cvtsh_ss(h); }
 inline u16 round_half(float f) { return _cvtss_sh(f, 0); }
 inline u16 float_to_half(float f) { return round_half(fminf(fmaxf(f, -65504.0f), 65504.0f)); }
+inline u32 small_half2(float lo, float hi) { return (u32)round_half(lo) | ((u32)round_half(hi) << 16); }
 inline void allow_next() {}
 inline void wait_previous() {}
 inline u32 keep(u32 v) { return v; }

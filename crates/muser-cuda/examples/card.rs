@@ -1,7 +1,8 @@
 //! Checks and measures the CUDA device on the card of this machine; run from the repository's root.
 //!
-//! `card check [tokens]` compares it with the f32 reference on the fixtures, `card strict [prompt [chunks]]` the strict lane's
-//! bits; `card speed [quant [layers [strict]]]` measures the release's geometry on random weights. A comparison that fails ends with status 1.
+//! `card check [tokens [chunks]]` compares it with the f32 reference on the fixtures, `card strict [prompt [chunks]]` the strict lane's
+//! bits; `card speed [quant [layers [strict]]]` measures the release's geometry on random weights, `card prefill [quant [layers [rows]]]`
+//! only its passes of many rows. A comparison that fails ends with status 1.
 #![allow(clippy::unwrap_used)]
 
 use muser_core::compare::first_difference;
@@ -17,20 +18,33 @@ use std::time::Instant;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
+    let chunks = |usual: &[usize]| {
+        let chunks: Vec<usize> = args.iter().skip(3).map(|n| n.parse().unwrap()).collect();
+        if chunks.is_empty() { usual.to_vec() } else { chunks }
+    };
     match args.get(1).map(String::as_str) {
-        Some("check") => check(args.get(2).map_or(300, |n| n.parse().unwrap())),
-        Some("strict") => {
-            let chunks: Vec<usize> = args.iter().skip(3).map(|n| n.parse().unwrap()).collect();
-            let chunks = if chunks.is_empty() { vec![1, 7, 64, 512] } else { chunks };
-            strict(args.get(2).map(String::as_str), &chunks);
+        Some("check") => {
+            check(args.get(2).map_or(300, |n| n.parse().unwrap()), &chunks(&[1, 3, 8, 13, 64, 300]));
         }
+        Some("strict") => strict(args.get(2).map(String::as_str), &chunks(&[1, 7, 64, 512])),
         Some("speed") => speed(
             args.get(2).map_or("q4_k_m", String::as_str),
             args.get(3).map_or(52, |n| n.parse().unwrap()),
             if args.get(4).is_some_and(|a| a == "strict") { Lane::Strict } else { Lane::Serving },
         ),
+        Some("prefill") => {
+            let layers = args.get(3).map_or(52, |n| n.parse().unwrap());
+            let rows: Vec<usize> = args.iter().skip(4).map(|n| n.parse().unwrap()).collect();
+            let rows = if rows.is_empty() { PREFILL.to_vec() } else { rows };
+            let (model, mut device) =
+                load(args.get(2).map_or("q4_k_m", String::as_str), layers, Lane::Serving);
+            let seq = device.open(131_072).unwrap();
+            prefill(&mut device, seq, &rows);
+            kernels(&model, &mut device, seq, &rows);
+        }
         _ => eprintln!(
-            "card check [tokens] | card strict [prompt [chunks]] | card speed [quant [layers [strict]]]"
+            "card check [tokens [chunks]] | card strict [prompt [chunks]] | card speed [quant [layers [strict]]] | \
+             card prefill [quant [layers [rows]]]"
         ),
     }
 }
@@ -70,11 +84,11 @@ fn compare(what: &str, want: &[f32], got: &[f32], vocab: usize, most: f64) -> bo
     kl <= most
 }
 
-/// What each step of a pass left, by index of its last step.
+/// What each step of a pass left, by index of its last step and of the buffer among those that it writes.
 struct Record<'a> {
     model: &'a Model,
     pass: Pass,
-    seen: BTreeMap<usize, (Buf, Vec<f32>)>,
+    seen: BTreeMap<(usize, usize), (Buf, Vec<f32>)>,
 }
 
 impl Observer for Record<'_> {
@@ -84,16 +98,15 @@ impl Observer for Record<'_> {
     fn after(&mut self, steps: Range<usize>, _: f64, read: &mut dyn FnMut(Buf) -> Vec<f32>) {
         let last = steps.end - 1;
         let plan = self.model.plans.get(self.pass).unwrap();
-        if let Some(buf) = plan.steps[last].op.writes().first().filter(|b| **b != Buf::Features) {
-            self.seen.insert(last, (*buf, read(*buf)));
-        }
+        let written = plan.steps[last].op.writes().into_iter().filter(|b| *b != Buf::Features);
+        self.seen.extend(written.enumerate().map(|(i, buf)| ((last, i), (buf, read(buf)))));
     }
 }
 
 /// Mean KL that the serving lane's f16 operands may cost, and a drafter's block: ten times what they do.
 const MOST_KL: [f64; 2] = [2.5e-4, 1.5e-3];
 
-fn check(count: u32) {
+fn check(count: u32, chunks: &[usize]) {
     let tokens: Vec<u32> = (0..count).map(|i| (i * 37 + i * i * 11) % 760).collect();
     let mut wrong = 0;
     for (name, model) in fixtures().into_iter().chain(random(&["iq4_xs", "iq4_nl", "nvfp4", "q3_k"])) {
@@ -101,29 +114,41 @@ fn check(count: u32) {
         let mut cuda = CudaDevice::load(model.clone(), &CudaOptions::default(), &mut |_, _| {}).unwrap();
         let mut reference = Reference::new(model.clone(), KvType::F16, 512);
         let (a, b) = (reference.open(400).unwrap(), cuda.open(400).unwrap());
-        let mut want = Record { model: &model, pass: Pass::Target, seen: BTreeMap::new() };
-        let mut got = Record { model: &model, pass: Pass::Target, seen: BTreeMap::new() };
-        reference.run(Pass::Target, &rows(a, 0, &tokens[..4], true), Some(&mut want)).unwrap();
-        cuda.run(Pass::Target, &rows(b, 0, &tokens[..4], true), Some(&mut got)).unwrap();
-        let mut shown = 0;
-        for (step, (buf, y)) in &got.seen {
-            let (_, x) = &want.seen[step];
-            let worst = x
-                .iter()
-                .zip(y)
-                .fold(0f32, |w, (a, b)| if b.is_finite() { w.max((a - b).abs()) } else { 1e9 });
-            let size = x.iter().fold(0f32, |w, a| w.max(a.abs()));
-            if (worst > 0.05 * size || x.len() != y.len()) && shown < 8 {
-                shown += 1;
-                wrong += 1;
-                let s = &model.plans.target.steps[*step];
-                println!(
-                    "  {name} step {step} {} layer {:?} {buf:?}: {worst} off at size {size}",
-                    s.name, s.layer
-                );
+        // A few rows and many take different ways; so do neighbours of one sequence and of two.
+        for (n, of_first) in [(4, 4), (40, 23)].into_iter().filter(|(n, _)| *n <= tokens.len()) {
+            let mut batch = |device: &mut dyn Device, first| {
+                let second = device.open(400).unwrap();
+                let of_second = rows(second, 0, &tokens[..n - of_first], true);
+                rows(first, 0, &tokens[..of_first], true).into_iter().chain(of_second).collect::<Vec<Row>>()
+            };
+            let (for_reference, for_cuda) = (batch(&mut reference, a), batch(&mut cuda, b));
+            let mut want = Record { model: &model, pass: Pass::Target, seen: BTreeMap::new() };
+            let mut got = Record { model: &model, pass: Pass::Target, seen: BTreeMap::new() };
+            reference.run(Pass::Target, &for_reference, Some(&mut want)).unwrap();
+            cuda.run(Pass::Target, &for_cuda, Some(&mut got)).unwrap();
+            let mut shown = 0;
+            for (at, (buf, y)) in &got.seen {
+                let ((step, _), (_, x)) = (at, &want.seen[at]);
+                // What a product takes as f16 ends there.
+                let most = if matches!(buf, Buf::H | Buf::A | Buf::F) { 65_504.0 } else { f32::MAX };
+                let apart = |(a, b): (&f32, &f32)| (a.clamp(-most, most) - b.clamp(-most, most)).abs();
+                let worst = x
+                    .iter()
+                    .zip(y)
+                    .fold(0f32, |w, pair| if pair.1.is_finite() { w.max(apart(pair)) } else { f32::MAX });
+                let size = x.iter().fold(0f32, |w, a| w.max(a.abs()));
+                if (worst > 0.05 * size || x.len() != y.len()) && shown < 8 {
+                    shown += 1;
+                    wrong += 1;
+                    let s = &model.plans.target.steps[*step];
+                    println!(
+                        "  {name}, {n} rows, step {step} {} layer {:?} {buf:?}: {worst} off at size {size}",
+                        s.name, s.layer
+                    );
+                }
             }
         }
-        for chunk in [1usize, 3, 8, 13, 64, 300] {
+        for chunk in chunks.iter().copied() {
             let (x, y) = (reference.open(400).unwrap(), cuda.open(400).unwrap());
             let (mut want, mut out) = (vec![], vec![]);
             for (i, part) in tokens.chunks(chunk).enumerate() {
@@ -262,7 +287,8 @@ impl Observer for Times {
     }
 }
 
-fn speed(quant: &str, layers: usize, lane: Lane) {
+/// The release's geometry with random weights, on the card; says how long that took.
+fn load(quant: &str, layers: usize, lane: Lane) -> (Arc<Model>, CudaDevice) {
     let mix = QuantMix::from_name(quant).unwrap();
     let g = muse_glimmer_30b(layers);
     let (dg, spec) = muse_glimmer_30b_drafter(layers);
@@ -270,64 +296,69 @@ fn speed(quant: &str, layers: usize, lane: Lane) {
     let target = Synthetic::new(Net::Target, g.clone(), 0, mix, 1);
     let drafter = Synthetic::new(Net::Draft, dg.clone(), spec.target_layers.len(), mix, 2);
     let model = Arc::new(Model::new(g, Box::new(target), Some((dg, spec, Box::new(drafter)))).unwrap());
-    println!(
-        "random weights: {:.1} s, {:.2} GB",
-        start.elapsed().as_secs_f64(),
-        model.weight_bytes() as f64 / 1e9
-    );
-    let start = Instant::now();
+    let bytes = model.weight_bytes() as f64;
+    println!("random weights: {:.1} s, {:.2} GB", start.elapsed().as_secs_f64(), bytes / 1e9);
     let max_rows = if lane == Lane::Strict { 64 } else { 2048 };
     let options = CudaOptions { max_rows, lane, ..CudaOptions::default() };
-    let mut device = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
-    println!("loaded in {:.1} s: {}", start.elapsed().as_secs_f64(), device.info().name);
-    let start = Instant::now();
-    drop(CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap());
-    println!("loaded again, kernels cached, in {:.1} s", start.elapsed().as_secs_f64());
-    let seq = device.open(131_072).unwrap();
-    let mut time = |name: &str, batch: &[Row], pass: Pass, repeats: usize| {
-        let mut best = vec![];
-        for _ in 0..repeats + 2 {
-            let start = Instant::now();
-            device.run(pass, batch, None).unwrap();
-            if pass != Pass::Inject {
-                device.best().unwrap();
-            } else {
-                device.run(Pass::Target, &batch[..1], None).unwrap();
-                device.best().unwrap();
+    let mut loaded = None;
+    for what in ["loaded", "loaded again, kernels cached,"] {
+        drop(loaded.take());
+        let start = Instant::now();
+        let (mut first, mut last) = (0.0, 0.0);
+        let mut progress = |_, _| {
+            last = start.elapsed().as_secs_f64();
+            if first == 0.0 {
+                first = last;
             }
-            best.push(start.elapsed().as_secs_f64());
+        };
+        loaded = Some(CudaDevice::load(model.clone(), &options, &mut progress).unwrap());
+        println!(
+            "{what} in {:.2} s: {first:.2} s up to the first piece, {:.2} s up to the last ({:.1} GB/s)",
+            start.elapsed().as_secs_f64(),
+            last - first,
+            bytes / 1e9 / (last - first)
+        );
+    }
+    let device = loaded.unwrap();
+    println!("{}", device.info().name);
+    (model, device)
+}
+
+/// Median time of a pass and its greedy choices.
+fn time(device: &mut CudaDevice, name: &str, batch: &[Row], pass: Pass, repeats: usize) {
+    let mut times = vec![];
+    for _ in 0..repeats + 2 {
+        let start = Instant::now();
+        device.run(pass, batch, None).unwrap();
+        if pass == Pass::Inject {
+            device.run(Pass::Target, &batch[..1], None).unwrap();
         }
-        best.sort_by(f64::total_cmp);
-        let median = best[best.len() / 2];
-        println!("{name}: {:.3} ms, {:.1} tok/s", median * 1e3, batch.len() as f64 / median);
-    };
-    let one = |pos: u32| vec![Row::new(seq, pos, 17).with_logits()];
-    if lane == Lane::Strict {
-        time("decode at depth 0", &one(0), Pass::Target, 10);
-        time("decode at depth 8192", &one(8192), Pass::Target, 5);
-        return;
+        device.best().unwrap();
+        times.push(start.elapsed().as_secs_f64());
     }
-    for depth in [0u32, 8192, 32_768, 131_000] {
-        time(&format!("decode at depth {depth}"), &one(depth), Pass::Target, 60);
-    }
-    for n in [2usize, 4, 5, 8, 16] {
-        let batch = rows(seq, 100, &vec![33; n], true);
-        time(&format!("{n} rows"), &batch, Pass::Target, 20);
-    }
-    for n in [512usize, 2048] {
-        let mut batch = rows(seq, 0, &(0..n as u32).map(|i| i * 97 % 200_000).collect::<Vec<u32>>(), false);
+    times.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    println!("{name}: {:.3} ms, {:.1} tok/s", median * 1e3, batch.len() as f64 / median);
+}
+
+/// Passes of many rows: as long as the server's chunks, beside decoding and alone, and longer.
+const PREFILL: [usize; 5] = [64, 128, 256, 512, 2048];
+
+fn prefill(device: &mut CudaDevice, seq: SeqId, lengths: &[usize]) {
+    for n in lengths {
+        let tokens: Vec<u32> = (0..*n as u32).map(|i| i * 97 % 200_000).collect();
+        let mut batch = rows(seq, 0, &tokens, false);
         batch[n - 1].logits = true;
-        time(&format!("prefill {n}"), &batch, Pass::Target, 5);
+        time(device, &format!("prefill {n}"), &batch, Pass::Target, 5);
     }
-    let mut batch = rows(seq, 2000, &[33; 16], true);
-    batch[0].logits = false;
-    time("draft block of 16", &batch, Pass::Draft, 20);
-    let batch = rows(seq, 2000, &[33; 4], false);
-    time("inject 4 and one plain step without logits", &batch, Pass::Inject, 20);
-    for n in [1usize, 16, 2048] {
+}
+
+/// The time of each kind of step, one after another.
+fn kernels(model: &Model, device: &mut CudaDevice, seq: SeqId, lengths: &[usize]) {
+    for n in lengths {
         let names = model.plans.target.steps.iter().map(|s| s.name.clone()).collect();
         let mut times = Times { seconds: BTreeMap::new(), names };
-        let mut batch = rows(seq, 0, &vec![5; n], false);
+        let mut batch = rows(seq, 0, &vec![5; *n], false);
         batch[n - 1].logits = true;
         device.run(Pass::Target, &batch, Some(&mut times)).unwrap();
         let mut table: Vec<_> = times.seconds.into_iter().collect();
@@ -341,4 +372,30 @@ fn speed(quant: &str, layers: usize, lane: Lane) {
             );
         }
     }
+}
+
+fn speed(quant: &str, layers: usize, lane: Lane) {
+    let (model, mut device) = load(quant, layers, lane);
+    let seq = device.open(131_072).unwrap();
+    let mut time = |name: &str, batch: &[Row], pass, repeats| time(&mut device, name, batch, pass, repeats);
+    let one = |pos: u32| vec![Row::new(seq, pos, 17).with_logits()];
+    if lane == Lane::Strict {
+        time("decode at depth 0", &one(0), Pass::Target, 10);
+        time("decode at depth 8192", &one(8192), Pass::Target, 5);
+        return;
+    }
+    for depth in [0u32, 8192, 32_768, 131_000] {
+        time(&format!("decode at depth {depth}"), &one(depth), Pass::Target, 60);
+    }
+    for n in [2usize, 4, 5, 8, 16] {
+        let batch = rows(seq, 100, &vec![33; n], true);
+        time(&format!("{n} rows"), &batch, Pass::Target, 20);
+    }
+    let mut batch = rows(seq, 2000, &[33; 16], true);
+    batch[0].logits = false;
+    time("draft block of 16", &batch, Pass::Draft, 20);
+    let batch = rows(seq, 2000, &[33; 4], false);
+    time("inject 4 and one plain step without logits", &batch, Pass::Inject, 20);
+    prefill(&mut device, seq, &PREFILL);
+    kernels(&model, &mut device, seq, &[1, 16, 64, 2048]);
 }

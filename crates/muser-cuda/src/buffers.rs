@@ -2,9 +2,10 @@
 
 use crate::gpu::{Gpu, Memory};
 use crate::launch::Activation;
+use crate::many::SLOTS;
 use crate::product::{HEAD_PLANES, MOST_PLANES};
 use crate::program::{ATTEND, SMALL};
-use muser_core::{Buf, DeviceError, Model, Pass, strict};
+use muser_core::{Buf, DeviceError, Lane, Model, Pass, strict};
 
 /// Bytes of a row's description on the card (struct Row of kernels/common.cuh).
 pub(crate) const ROW_BYTES: usize = 32;
@@ -16,8 +17,9 @@ pub(crate) struct Act {
 }
 
 impl Act {
-    fn new(gpu: Option<&Gpu>, elements: usize) -> Result<Self, DeviceError> {
-        Ok(Act { f: alloc(gpu, elements * 4)?, h: alloc(gpu, elements * 2)? })
+    /// `floats` rows as f32, `rows` as f16.
+    fn new(gpu: Option<&Gpu>, floats: usize, rows: usize, width: usize) -> Result<Self, DeviceError> {
+        Ok(Act { f: alloc(gpu, floats * width * 4)?, h: alloc(gpu, rows * width * 2)? })
     }
 
     pub fn addresses(&self) -> Activation {
@@ -42,6 +44,8 @@ pub(crate) struct Buffers {
     pub f: Act,
     /// What products leave, as planes.
     pub raw: Raw,
+    /// What products on many rows leave side by side, as f16.
+    pub joined: Memory,
     pub features: Memory,
     pub picked: Act,
     pub logits: Memory,
@@ -50,6 +54,7 @@ pub(crate) struct Buffers {
     pub partial: Memory,
     /// Planes of the head's logits.
     pub head: Memory,
+    /// Slots of widened matrices; the strict lane keeps rows' attention weights there.
     pub scratch: Memory,
     pub scratch_bytes: usize,
     angles: [Memory; 2],
@@ -73,24 +78,44 @@ fn alloc(gpu: Option<&Gpu>, bytes: usize) -> Result<Memory, DeviceError> {
     gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(bytes))
 }
 
+/// Width of a buffer in any pass over tokens.
+fn widest(model: &Model, buf: Buf) -> usize {
+    [Pass::Target, Pass::Draft].iter().map(|p| model.plans.width(*p, buf)).max().unwrap_or(0)
+}
+
+/// Width of the results of one step that stand side by side.
+fn joined(model: &Model) -> usize {
+    let qkvg = [Buf::Q, Buf::K, Buf::V, Buf::G].map(|buf| widest(model, buf)).iter().sum();
+    (2 * widest(model, Buf::F)).max(qkvg)
+}
+
+/// Slots that hold a layer's largest matrix, or weights of attention.
+fn scratch_bytes(model: &Model, lane: Lane) -> usize {
+    if lane == Lane::Strict {
+        return model.geometry().heads * model.geometry().context.next_power_of_two() * 4;
+    }
+    let layer = |(slot, (_, rows, cols)): (&muser_core::Slot, &(_, usize, usize))| {
+        let outside = matches!(slot.kind, muser_core::Kind::TokenEmbd | muser_core::Kind::Output);
+        if outside { 0 } else { rows * cols * 2 }
+    };
+    SLOTS * model.slots.iter().map(layer).max().unwrap_or(0)
+}
+
 impl Buffers {
     /// Without a card it only tells where things would stand.
-    pub fn new(gpu: Option<&Gpu>, model: &Model, rows: usize) -> Result<Self, DeviceError> {
+    pub fn new(gpu: Option<&Gpu>, model: &Model, lane: Lane, rows: usize) -> Result<Self, DeviceError> {
         let alloc = |bytes| alloc(gpu, bytes);
         let plans = &model.plans;
-        let width = |buf| [Pass::Target, Pass::Draft].iter().map(|p| plans.width(*p, buf)).max().unwrap_or(0);
-        let f32s = |buf| alloc(rows * width(buf) * 4);
-        // Many rows leave one plane, a few leave several.
-        let raw = |buf| alloc(rows.max(MOST_PLANES * SMALL) * width(buf) * 4);
+        let width = |buf| widest(model, buf);
+        // Rows as f32: the serving lane's passes of many rows have f16 instead.
+        let floats = if lane == Lane::Serving { rows.min(SMALL) } else { rows };
+        let f32s = |buf| alloc(floats * width(buf) * 4);
+        // A few rows leave several planes.
+        let raw = |buf| alloc(floats.max(MOST_PLANES * SMALL) * width(buf) * 4);
+        let act = |buf| Act::new(gpu, floats, rows, width(buf));
         let features = plans.width(Pass::Inject, Buf::Features);
         let kv_heads = plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
-        let layer = |(slot, (_, rows, cols)): (&muser_core::Slot, &(_, usize, usize))| {
-            let outside = matches!(slot.kind, muser_core::Kind::TokenEmbd | muser_core::Kind::Output);
-            if outside { 0 } else { rows * cols * 2 }
-        };
-        // The strict lane keeps a row's attention weights there.
-        let weights = model.geometry().heads * model.geometry().context.next_power_of_two() * 4;
-        let scratch_bytes = model.slots.iter().map(layer).max().unwrap_or(0).max(weights);
+        let scratch_bytes = scratch_bytes(model, lane);
         let angles = |pass: Pass| {
             let Some((g, gpu)) = plans.get(pass).map(|p| &p.geometry).zip(gpu) else { return alloc(16) };
             let half = g.head_dim / 2;
@@ -106,24 +131,25 @@ impl Buffers {
         };
         Ok(Buffers {
             rows: alloc(rows * ROW_BYTES)?,
-            x: f32s(Buf::X)?,
-            h: Act::new(gpu, rows * width(Buf::H))?,
+            x: alloc(rows * width(Buf::X) * 4)?,
+            h: act(Buf::H)?,
             q: f32s(Buf::Q)?,
             q16: alloc(rows * width(Buf::Q) * 2)?,
-            k: f32s(Buf::K)?,
-            a: Act::new(gpu, rows * width(Buf::A))?,
-            f: Act::new(gpu, rows * width(Buf::F))?,
+            k: alloc(rows * width(Buf::K) * 4)?,
+            a: act(Buf::A)?,
+            f: act(Buf::F)?,
             raw: Raw {
                 q: raw(Buf::Q)?,
                 k: raw(Buf::K)?,
                 v: raw(Buf::V)?,
                 g: raw(Buf::G)?,
-                p: raw(Buf::P)?,
+                p: alloc(rows.max(MOST_PLANES * SMALL) * width(Buf::P) * 4)?,
                 gate: raw(Buf::F)?,
                 up: raw(Buf::F)?,
             },
+            joined: alloc(if lane == Lane::Serving { rows * joined(model) * 2 } else { 0 })?,
             features: alloc(2 * rows * features * 4)?,
-            picked: Act::new(gpu, rows * features.max(width(Buf::H)))?,
+            picked: Act::new(gpu, floats, rows, features.max(width(Buf::H)))?,
             logits: alloc(SMALL * width(Buf::Logits) * 4)?,
             logit_rows: SMALL,
             best: alloc(rows * 4)?,
@@ -136,17 +162,18 @@ impl Buffers {
     }
 
     /// Bytes that [`Buffers::new`] takes, within a few per cent.
-    pub fn bytes(model: &Model, rows: usize) -> u64 {
-        let width =
-            |buf| [Pass::Target, Pass::Draft].iter().map(|p| model.plans.width(*p, buf)).max().unwrap_or(0);
+    pub fn bytes(model: &Model, lane: Lane, rows: usize) -> u64 {
+        let width = |buf| widest(model, buf);
+        let floats = if lane == Lane::Serving { rows.min(SMALL) } else { rows };
         let features = model.plans.width(Pass::Inject, Buf::Features);
-        let all = [Buf::X, Buf::H, Buf::Q, Buf::K, Buf::V, Buf::G, Buf::A, Buf::P, Buf::F].map(width);
-        let largest = model.slots.values().map(|(_, r, c)| r.min(&(1 << 16)) * c * 2).max().unwrap_or(0);
-        let products =
-            [Buf::Q, Buf::K, Buf::V, Buf::G, Buf::P, Buf::F, Buf::F].map(width).iter().sum::<usize>();
-        (rows * (all.iter().sum::<usize>() * 6 + features * 20)
-            + rows.max(MOST_PLANES * SMALL) * products * 4
-            + largest
+        let acts = [Buf::H, Buf::A, Buf::F].map(width).iter().sum::<usize>() + features.max(width(Buf::H));
+        let products = [Buf::Q, Buf::K, Buf::V, Buf::G, Buf::F, Buf::F].map(width).iter().sum::<usize>();
+        let joined = if lane == Lane::Serving { joined(model) } else { 0 };
+        (rows * ((width(Buf::X) + width(Buf::P) + width(Buf::K)) * 4 + (acts + width(Buf::Q) + joined) * 2)
+            + rows * features * 8
+            + floats * (acts + width(Buf::Q)) * 4
+            + floats.max(MOST_PLANES * SMALL) * products * 4
+            + scratch_bytes(model, lane)
             + SMALL * width(Buf::Logits) * 4 * (HEAD_PLANES + 1)
             + (1 << 28)) as u64
     }

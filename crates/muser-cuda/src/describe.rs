@@ -33,7 +33,7 @@ impl<'a> Describer<'a> {
             card: index.and_then(Card::find).unwrap_or_else(Card::h200),
             weights: Weights::described(model, lane),
             kv: Kv::new(None, &model.plans.caches, max_rows)?,
-            buffers: Buffers::new(None, model, max_rows)?,
+            buffers: Buffers::new(None, model, lane, max_rows)?,
         })
     }
 

@@ -4,7 +4,7 @@ use crate::buffers::Buffers;
 use crate::describe;
 use crate::gpu::{Card, Gpu, failed};
 use crate::kv::Kv;
-use crate::launch::Args;
+use crate::launch::{Args, Halves, Left, Planes};
 use crate::program::{Compiler, Key, Node, SMALL, Work};
 use crate::strict;
 use crate::weights::{self, Weights};
@@ -85,7 +85,7 @@ impl CudaDevice {
         }
         let gpu = Gpu::open(options.index, options.cache.as_deref(), &weights::types(&model), options.lane)?;
         let (kept, staged) = weights::bytes(&model, options.lane);
-        let need = kept + staged.max(Buffers::bytes(&model, options.max_rows));
+        let need = kept + staged.max(Buffers::bytes(&model, options.lane, options.max_rows));
         let (have, total) = gpu.memory()?;
         if need > have {
             return Err(DeviceError::Memory {
@@ -96,8 +96,10 @@ impl CudaDevice {
             });
         }
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
-        let buffers = Buffers::new(Some(&gpu), &model, options.max_rows)?;
+        let buffers = Buffers::new(Some(&gpu), &model, options.lane, options.max_rows)?;
         let kv = Kv::new(Some(&gpu), &model.plans.caches, options.max_rows)?;
+        // What the main stream cleared, the side stream may write next.
+        gpu.synchronize()?;
         Ok(CudaDevice {
             programs: HashMap::new(),
             kv,
@@ -122,9 +124,10 @@ impl CudaDevice {
             Work::Kernel { grid, block, shared, args } => {
                 self.gpu.launch(self.gpu.kernel(&node.name)?, *grid, *block, *shared, &args.0)
             }
-            Work::Gemm { w, x, out, m, n, k, stride, factor } => {
-                self.gpu.gemm(*w, *x, *out, (*m, *n, *k), *stride, *factor)
+            Work::Widen { slot, blocks, args } => {
+                self.gpu.widen(*slot, self.gpu.kernel(&node.name)?, *blocks, &args.0)
             }
+            Work::Gemm(gemm) => self.gpu.gemm(gemm),
         }
     }
 
@@ -200,33 +203,50 @@ impl CudaDevice {
                     Buf::Features => 2 * self.max_rows,
                     _ => rows,
                 };
-                let elements = count * self.model.plans.width(key.pass, buf);
-                let planes =
-                    group.iter().flat_map(|node| &node.leaves).find(|(b, _)| *b == buf).map(|(_, p)| p);
-                let memory = match planes {
-                    Some(_) => self.buffers.raw(buf),
-                    None => self.buffers.memory(buf),
-                };
-                let mut sums: Vec<f32> = vec![];
-                for plane in 0..planes.map_or(1, |p| p.count) {
-                    let mut bytes = vec![0u8; elements * 4];
-                    let at = planes.map_or(0, |p| plane * p.stride * 4);
-                    // A failed read shows as nothing; the next call of the device reports the card's error.
-                    if self.gpu.download(memory, at, &mut bytes).is_err() {
-                        return vec![];
-                    }
-                    let values = bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]]));
-                    // The first plane as it is: adding it to zero would lose the sign of a zero.
-                    match plane {
-                        0 => sums = values.collect(),
-                        _ => sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += v),
+                let width = self.model.plans.width(key.pass, buf);
+                let left = group.iter().flat_map(|node| &node.leaves).find(|(b, _)| *b == buf);
+                // A failed read shows as nothing; the next call of the device reports the card's error.
+                match left.map(|(_, left)| left) {
+                    Some(Left::Halves(halves)) => self.read_halves(halves, count, width).unwrap_or_default(),
+                    Some(Left::Planes(planes)) => self.read_planes(planes, count * width).unwrap_or_default(),
+                    None => {
+                        let planes = Planes::one(self.buffers.memory(buf).ptr);
+                        self.read_planes(&planes, count * width).unwrap_or_default()
                     }
                 }
-                sums
             };
             observer.after(group[0].steps.clone(), f64::from(milliseconds) / 1e3, &mut read);
         }
         Ok(())
+    }
+}
+
+impl CudaDevice {
+    /// The sum of planes of `elements` values.
+    fn read_planes(&self, planes: &Planes, elements: usize) -> Result<Vec<f32>, DeviceError> {
+        let mut sums: Vec<f32> = vec![];
+        for plane in 0..planes.count {
+            let mut bytes = vec![0u8; elements * 4];
+            self.gpu.download_at(planes.from(plane * planes.stride).ptr, &mut bytes)?;
+            let values = bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]]));
+            // The first plane as it is: adding it to zero would lose the sign of a zero.
+            match plane {
+                0 => sums = values.collect(),
+                _ => sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += v),
+            }
+        }
+        Ok(sums)
+    }
+
+    /// `count` rows of f16.
+    fn read_halves(&self, halves: &Halves, count: usize, width: usize) -> Result<Vec<f32>, DeviceError> {
+        let mut values = vec![];
+        for row in 0..count {
+            let mut bytes = vec![0u8; width * 2];
+            self.gpu.download_at(halves.ptr + (row * halves.stride * 2) as u64, &mut bytes)?;
+            values.extend(bytes.chunks_exact(2).map(|c| half::f16::from_le_bytes([c[0], c[1]]).to_f32()));
+        }
+        Ok(values)
     }
 }
 

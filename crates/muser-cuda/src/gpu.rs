@@ -1,10 +1,11 @@
 //! One card: driver context, stream, compiled kernels, memory. The only file that calls the driver.
 
+use crate::many::{Gemm, SLOTS};
 use crate::product::Room;
 use crate::weights::{Layout, source};
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result, sys,
+    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result, sys,
 };
 use cudarc::nvrtc::Ptx;
 use muser_core::{DeviceError, Lane};
@@ -27,12 +28,22 @@ const COMMON: [(&str, &str, &[&str]); 3] = [
     (
         "norm",
         include_str!("kernels/norm.cu"),
-        &["embed", "rms_norm", "tail", "pick_features", "silu_mul", "scale_cap", "gather", "argmax"],
+        &[
+            "embed",
+            "rms_norm",
+            "tail",
+            "pick_features",
+            "silu_mul",
+            "silu_rows",
+            "scale_cap",
+            "gather",
+            "argmax",
+        ],
     ),
     (
         "attend",
         include_str!("kernels/attend.cu"),
-        &["qk_norm_rope_store", "attend_split", "attend_join", "attend_rows"],
+        &["qk_norm_rope_store", "attend_split", "attend_join", "qk_rows", "attend_rows"],
     ),
 ];
 
@@ -170,10 +181,29 @@ impl Card {
     }
 }
 
+/// Where matrices are widened beside the products of the main stream: each slot is filled, multiplied, filled again.
+struct Side {
+    stream: Arc<CudaStream>,
+    filled: [CudaEvent; SLOTS],
+    multiplied: [CudaEvent; SLOTS],
+}
+
+impl Side {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, DeviceError> {
+        let event = || context.new_event(None).map_err(failed("create an event"));
+        Ok(Side {
+            stream: context.new_stream().map_err(failed("create a stream"))?,
+            filled: [event()?, event()?],
+            multiplied: [event()?, event()?],
+        })
+    }
+}
+
 /// A card in use.
 pub(crate) struct Gpu {
     context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
+    side: Side,
     kernels: HashMap<String, CudaFunction>,
     blas: CudaBlas,
     pub card: Card,
@@ -230,7 +260,7 @@ impl Gpu {
             ));
         }
         let context = CudaContext::new(index).map_err(failed("open the card"))?;
-        // SAFETY: this crate uses one stream, so nothing has to be ordered by events.
+        // SAFETY: memory is used on one stream, but for the slots of widened matrices, which have events of their own.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("create a stream"))?;
         let attribute = |a| context.attribute(a).map_err(failed("read an attribute"));
@@ -246,7 +276,9 @@ impl Gpu {
         let blas = CudaBlas::new(stream.clone())
             .map_err(|e| DeviceError::Backend(format!("cuBLAS does not start: {e:?}")))?;
         let shared_block = card.room.block as i32;
-        let mut gpu = Gpu { context, stream, kernels: HashMap::new(), blas, card, programmatic: major >= 9 };
+        let side = Side::new(&context)?;
+        let mut gpu =
+            Gpu { context, stream, side, kernels: HashMap::new(), blas, card, programmatic: major >= 9 };
         let arch = format!("sm_{major}{minor}");
         let sources = sources(types, lane);
         let compile = |source: &Source| {
@@ -264,7 +296,7 @@ impl Gpu {
                 gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
             for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
-                if *kernel == "project" {
+                if ["project", "attend_rows"].contains(kernel) {
                     let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     function
                         .set_attribute(most, shared_block)
@@ -347,6 +379,15 @@ impl Gpu {
         self.stream.synchronize().map_err(failed("wait for the card"))
     }
 
+    /// Copies `bytes` from an address of the card and waits for them.
+    pub fn download_at(&self, address: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.context.bind_to_thread().map_err(failed("bind the card"))?;
+        // SAFETY: the caller names memory of this device that is long enough; `out` lives until the copy is done.
+        unsafe { result::memcpy_dtoh_async(out, address, self.stream.cu_stream()) }
+            .map_err(failed("copy from the card"))?;
+        self.synchronize()
+    }
+
     /// Launches a kernel; `args` are its parameters, each at most a few hundred bytes.
     pub fn launch(
         &self,
@@ -354,6 +395,17 @@ impl Gpu {
         grid: (u32, u32, u32),
         block: u32,
         shared: u32,
+        args: &[Vec<u8>],
+    ) -> Result<(), DeviceError> {
+        self.launch_on(&self.stream, kernel, grid, (block, shared), args)
+    }
+
+    fn launch_on(
+        &self,
+        stream: &CudaStream,
+        kernel: &CudaFunction,
+        grid: (u32, u32, u32),
+        (block, shared): (u32, u32),
         args: &[Vec<u8>],
     ) -> Result<(), DeviceError> {
         self.context.bind_to_thread().map_err(failed("bind the card"))?;
@@ -370,7 +422,7 @@ impl Gpu {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shared,
-            hStream: self.stream.cu_stream(),
+            hStream: stream.cu_stream(),
             attrs: &mut attribute,
             numAttrs: u32::from(self.programmatic),
         };
@@ -382,19 +434,31 @@ impl Gpu {
         code.result().map_err(failed("launch a kernel"))
     }
 
-    /// out (n x m, f32, rows `stride` apart) = `factor` times x (n x k, f16) times w (m x k, f16) transposed, on tensor cores.
-    pub fn gemm(
+    /// Widens a matrix into a slot on the side, once what is multiplied from there is done.
+    pub fn widen(
         &self,
-        w: u64,
-        x: u64,
-        out: u64,
-        shape: (usize, usize, usize),
-        stride: usize,
-        factor: f32,
+        slot: usize,
+        kernel: &CudaFunction,
+        blocks: u32,
+        args: &[Vec<u8>],
     ) -> Result<(), DeviceError> {
-        let ((m, n, k), zero) = (shape, 0.0f32);
+        let side = &self.side;
+        side.stream.wait(&side.multiplied[slot]).map_err(failed("wait for an event"))?;
+        self.launch_on(&side.stream, kernel, (blocks, 1, 1), (256, 0), args)?;
+        side.filled[slot].record(&side.stream).map_err(failed("record an event"))
+    }
+
+    /// out (n x m) = `factor` times x (n x k, f16) times w (m x k, f16, a slot of widened matrices) transposed, on tensor cores.
+    pub fn gemm(&self, gemm: &Gemm) -> Result<(), DeviceError> {
+        let ((m, n, k), zero) = (gemm.shape, 0.0f32);
+        let result = if gemm.half {
+            blas_sys::cudaDataType_t::CUDA_R_16F
+        } else {
+            blas_sys::cudaDataType_t::CUDA_R_32F
+        };
+        self.stream.wait(&self.side.filled[gemm.slot]).map_err(failed("wait for an event"))?;
         use blas_sys::cublasOperation_t::*;
-        // SAFETY: the three matrices have the stated shapes; program.rs sizes them.
+        // SAFETY: the three matrices have the stated shapes; many.rs sizes them.
         unsafe {
             blas::gemm_ex(
                 *self.blas.handle(),
@@ -403,21 +467,22 @@ impl Gpu {
                 m as i32,
                 n as i32,
                 k as i32,
-                (&raw const factor).cast(),
-                w as *const _,
+                (&raw const gemm.factor).cast(),
+                gemm.w as *const _,
                 blas_sys::cudaDataType_t::CUDA_R_16F,
                 k as i32,
-                x as *const _,
+                gemm.x as *const _,
                 blas_sys::cudaDataType_t::CUDA_R_16F,
                 k as i32,
                 (&raw const zero).cast(),
-                out as *mut _,
-                blas_sys::cudaDataType_t::CUDA_R_32F,
-                stride as i32,
+                gemm.out as *mut _,
+                result,
+                gemm.stride as i32,
                 blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 blas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
             )
         }
-        .map_err(|e| DeviceError::Backend(format!("cuBLAS: {e:?}")))
+        .map_err(|e| DeviceError::Backend(format!("cuBLAS: {e:?}")))?;
+        self.side.multiplied[gemm.slot].record(&self.stream).map_err(failed("record an event"))
     }
 }

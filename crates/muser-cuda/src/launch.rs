@@ -42,6 +42,10 @@ impl Args {
         self.0.push(bytes);
         self
     }
+    pub fn halves(mut self, h: &Halves) -> Self {
+        self.0.push([h.ptr, h.stride as u64].iter().flat_map(|v| v.to_le_bytes()).collect());
+        self
+    }
     pub fn blocks(mut self, m: &Blocks) -> Self {
         let mut bytes: Vec<u8> = [m.ptr, m.row_bytes as u64].iter().flat_map(|v| v.to_le_bytes()).collect();
         bytes.extend([m.source, m.rows, m.cols].iter().flat_map(|n| (*n as u32).to_le_bytes()));
@@ -89,6 +93,11 @@ impl Activation {
         let at = (row * width) as u64;
         Activation { f: self.f + at * 4, h: self.h + at * 2 }
     }
+
+    /// Without its f32, which then is not written.
+    pub fn halves(&self) -> Self {
+        Activation { f: 0, ..*self }
+    }
 }
 
 /// Partial sums of a product: `count` planes, `stride` elements apart, whose sum is the result.
@@ -109,6 +118,27 @@ impl Planes {
     pub fn from(&self, at: usize) -> Self {
         if self.ptr == 0 { *self } else { Planes { ptr: self.ptr + (at * 4) as u64, ..*self } }
     }
+}
+
+/// f16 rows, `stride` elements apart.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Halves {
+    pub ptr: u64,
+    pub stride: usize,
+}
+
+impl Halves {
+    /// Rows that stand one after another.
+    pub fn rows(ptr: u64, width: usize) -> Self {
+        Halves { ptr, stride: width }
+    }
+}
+
+/// Where an observer finds what a launch left in a buffer.
+#[derive(Clone, Copy)]
+pub(crate) enum Left {
+    Planes(Planes),
+    Halves(Halves),
 }
 
 /// One layer's cache, for all slots.

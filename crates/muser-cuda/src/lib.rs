@@ -9,6 +9,7 @@ mod device;
 mod gpu;
 mod kv;
 mod launch;
+mod many;
 mod nvrtc;
 mod probe;
 mod product;

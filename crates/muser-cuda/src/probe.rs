@@ -2,6 +2,7 @@
 
 use crate::gpu::{Gpu, failed};
 use crate::launch::Args;
+use crate::many::Gemm;
 use cudarc::driver::sys;
 use muser_core::{DeviceError, Limits};
 
@@ -18,7 +19,17 @@ pub(crate) fn limits(gpu: &Gpu) -> Result<Limits, DeviceError> {
     let (kernel, blocks) = (gpu.kernel("read_all")?, gpu.card.room.processors as u32 * 8);
     let read = fastest(gpu, || gpu.launch(kernel, (blocks, 1, 1), 256, 0, &args.0))?;
     let (a, b, c) = (gpu.alloc(SIDE * SIDE * 2)?, gpu.alloc(SIDE * SIDE * 2)?, gpu.alloc(SIDE * SIDE * 4)?);
-    let multiply = fastest(gpu, || gpu.gemm(a.ptr, b.ptr, c.ptr, (SIDE, SIDE, SIDE), SIDE, 1.0))?;
+    let gemm = Gemm {
+        slot: 0,
+        w: a.ptr,
+        x: b.ptr,
+        out: c.ptr,
+        shape: (SIDE, SIDE, SIDE),
+        stride: SIDE,
+        factor: 1.0,
+        half: false,
+    };
+    let multiply = fastest(gpu, || gpu.gemm(&gemm))?;
     Ok(Limits {
         bytes_per_second: BYTES as f64 / read,
         operations_per_second: 2.0 * (SIDE as f64).powi(3) / multiply,

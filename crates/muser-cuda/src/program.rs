@@ -3,9 +3,10 @@
 use crate::buffers::{Buffers, MOST_PARTS};
 use crate::gpu::Card;
 use crate::kv::Kv;
-use crate::launch::{Activation, Args, Planes};
+use crate::launch::{Activation, Args, Halves, Left, Planes};
+use crate::many::{Gemm, Out, SLOTS};
 use crate::product::{GROUP, HEAD_PLANES, MOST_PLANES, Product, Segment, Shape};
-use crate::weights::{Matrix, TILE_COLS, TILE_ROWS, Weights};
+use crate::weights::{Matrix, TILE_ROWS, Weights};
 use muser_core::{Buf, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,13 +25,24 @@ pub(crate) struct Node {
     pub name: String,
     pub file: &'static str,
     pub work: Work,
-    /// What a product leaves in which buffer.
-    pub leaves: Vec<(Buf, Planes)>,
+    /// What it leaves in which buffer, where that is not the buffer's f32 rows.
+    pub leaves: Vec<(Buf, Left)>,
 }
 
 pub(crate) enum Work {
-    Kernel { grid: (u32, u32, u32), block: u32, shared: u32, args: Args },
-    Gemm { w: u64, x: u64, out: u64, m: usize, n: usize, k: usize, stride: usize, factor: f32 },
+    Kernel {
+        grid: (u32, u32, u32),
+        block: u32,
+        shared: u32,
+        args: Args,
+    },
+    /// A matrix to f16, beside what is multiplied meanwhile.
+    Widen {
+        slot: usize,
+        blocks: u32,
+        args: Args,
+    },
+    Gemm(Gemm),
 }
 
 /// What decides a program: equal keys run the same launches.
@@ -51,6 +63,10 @@ impl Key {
     }
 }
 
+/// Rows of a block of attend_rows, and its shared memory: their queries, and two stages of 32 keys and values.
+const ATTEND_ROWS: usize = 16;
+const ATTEND_SHARED: usize = (ATTEND_ROWS * 16 + 2 * 2 * 32) * 256;
+
 /// Blocks among which a window's keys are split at most.
 const WINDOW_SPLITS: usize = 16;
 
@@ -61,9 +77,11 @@ pub(crate) struct Compiler<'a> {
     pub kv: &'a Kv,
     pub buffers: &'a Buffers,
     pub key: Key,
-    /// What the products so far left.
-    planes: HashMap<Buf, Planes>,
-    nodes: Vec<Node>,
+    /// What the launches so far left.
+    left: HashMap<Buf, Left>,
+    pub(crate) nodes: Vec<Node>,
+    /// Where the next matrix is widened.
+    pub(crate) slot: usize,
 }
 
 impl<'a> Compiler<'a> {
@@ -75,14 +93,14 @@ impl<'a> Compiler<'a> {
         buffers: &'a Buffers,
         key: Key,
     ) -> Self {
-        Compiler { card, model, weights, kv, buffers, key, planes: HashMap::new(), nodes: vec![] }
+        Compiler { card, model, weights, kv, buffers, key, left: HashMap::new(), nodes: vec![], slot: 0 }
     }
 
     fn large(&self) -> bool {
         self.key.rows > SMALL
     }
 
-    fn push(
+    pub(crate) fn push(
         &mut self,
         steps: Range<usize>,
         file: &'static str,
@@ -138,8 +156,9 @@ impl<'a> Compiler<'a> {
                 let from = if *from == Buf::P { self.left(Buf::P) } else { Planes::one(b.x.ptr) };
                 let args =
                     Args::default().planes(&from).ptr(self.weights.vector(*weight)?).int(hidden).float(*eps);
-                let args = args.activation(&b.h.addresses());
+                let args = args.activation(&self.activation(b.h.addresses()));
                 self.push(i..i + 1, NORM, "rms_norm", (n, 1, 1), 1024, args)?;
+                self.leave_h(hidden);
                 Ok(1)
             }
             Op::Project { from, outs } => {
@@ -149,7 +168,7 @@ impl<'a> Compiler<'a> {
                     Buf::F => b.f.addresses(),
                     Buf::Features => {
                         let width = self.model.plans.width(plan.pass, Buf::Features);
-                        let x = b.picked.addresses();
+                        let x = self.activation(b.picked.addresses());
                         let args =
                             Args::default().ptr(b.rows.ptr).ptr(b.features.ptr).int(width).activation(&x);
                         self.push(i..i + 1, NORM, "pick_features", (n, 1, 1), 1024, args)?;
@@ -157,16 +176,17 @@ impl<'a> Compiler<'a> {
                     }
                     other => return Err(self.no_kernel(plan, i, format!("a product that reads {other:?}"))),
                 };
-                let mut parts = vec![];
-                for (slot, out) in outs {
-                    parts.push((self.weights.matrix(*slot)?, b.raw(*out).ptr));
+                let matrix = |(slot, out): &(_, Buf)| self.weights.matrix(*slot).map(|m| (m, *out));
+                let outs = outs.iter().map(matrix).collect::<Result<Vec<_>, _>>()?;
+                if self.large() {
+                    self.project_many(i..i + 1, &outs, x.h)?;
+                    return Ok(1);
                 }
+                let parts: Vec<_> = outs.iter().map(|(m, out)| (*m, b.raw(*out).ptr)).collect();
                 let planes = self.multiply(i..i + 1, &parts, x, n, MOST_PLANES)?;
-                let left: Vec<_> = outs.iter().map(|(_, out)| *out).zip(planes).collect();
-                self.planes.extend(left.iter().copied());
-                if let Some(node) = self.nodes.last_mut() {
-                    node.leaves = left;
-                }
+                let left: Vec<_> =
+                    outs.iter().zip(planes).map(|((_, out), p)| (*out, Left::Planes(p))).collect();
+                self.leave(&left);
                 Ok(1)
             }
             Op::QkNormRope { q_norm, k_norm, eps, rope } => {
@@ -188,13 +208,28 @@ impl<'a> Compiler<'a> {
                     Some(RopePairs::Interleaved) => 1,
                     Some(RopePairs::Halves) => 2,
                 };
+                let grid = (n, (heads + 2 * g.kv_heads).div_ceil(4), 1);
+                const FILE: &str = "src/kernels/attend.cu";
+                if self.large() {
+                    let (q, k) = (b.q16.ptr, b.k.ptr);
+                    let args = Args::default()
+                        .ptr(b.rows.ptr)
+                        .halves(&self.halves(Buf::Q))
+                        .halves(&self.halves(Buf::K));
+                    let args = args.halves(&self.halves(Buf::V)).ptr(q).ptr(k).int(heads).ptr(q_norm);
+                    let args = args.ptr(self.weights.vector(*k_norm)?).float(*eps).int(rope);
+                    let args = args.ptr(b.angles(plan.pass)).cache(&self.kv.cache(*cache));
+                    self.push(i..i + 2, FILE, "qk_rows", grid, 128, args)?;
+                    let rows = |ptr, heads| Left::Halves(Halves::rows(ptr, heads * g.head_dim));
+                    self.leave(&[(Buf::Q, rows(q, heads)), (Buf::K, rows(k, g.kv_heads))]);
+                    return Ok(2);
+                }
                 let args =
                     Args::default().ptr(b.rows.ptr).planes(&self.left(Buf::Q)).planes(&self.left(Buf::K));
                 let args = args.planes(&self.left(Buf::V)).ptr(b.q.ptr).ptr(b.k.ptr).int(heads);
                 let args = args.ptr(q_norm).ptr(self.weights.vector(*k_norm)?).float(*eps).int(rope);
                 let args = args.ptr(b.angles(plan.pass)).cache(&self.kv.cache(*cache)).ptr(b.q16.ptr);
-                let grid = (n, (heads + 2 * g.kv_heads).div_ceil(4), 1);
-                self.push(i..i + 2, "src/kernels/attend.cu", "qk_norm_rope_store", grid, 128, args)?;
+                self.push(i..i + 2, FILE, "qk_norm_rope_store", grid, 128, args)?;
                 Ok(2)
             }
             Op::Attend { cache, mask } => {
@@ -212,16 +247,21 @@ impl<'a> Compiler<'a> {
                     post.map_or(Ok((0, 0.0)), |(s, eps)| self.weights.vector(s).map(|v| (v, eps)))?;
                 let args = Args::default().planes(&self.left(Buf::P)).ptr(weight).float(eps).ptr(b.x.ptr);
                 let args = args.ptr(self.weights.vector(after.0)?).float(after.1).int(hidden);
-                let args = args.activation(&b.h.addresses()).ptr(b.rows.ptr);
+                let args = args.activation(&self.activation(b.h.addresses())).ptr(b.rows.ptr);
                 let features = capture.map_or(0, |index| b.features.ptr + (index * hidden * 4) as u64);
                 let args = args.ptr(features).int(self.model.plans.width(plan.pass, Buf::Features));
                 let steps = i..i + 1 + usize::from(capture.is_some());
                 self.push(steps.clone(), NORM, "tail", (n, 1, 1), 1024, args)?;
+                self.leave_h(hidden);
                 Ok(steps.len())
             }
             Op::GateUp { gate, up } => {
                 let (gate, up) = (self.weights.matrix(*gate)?, self.weights.matrix(*up)?);
-                self.gate_up(i..i + 1, gate, up)?;
+                if self.large() {
+                    self.gate_up_many(i..i + 1, gate, up)?;
+                } else {
+                    self.gate_up(i..i + 1, gate, up)?;
+                }
                 Ok(1)
             }
             Op::Head { weight } => {
@@ -252,9 +292,40 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// What the product before left in a buffer; nothing where none did.
+    /// Planes that a launch before left in a buffer; nothing where none did.
     fn left(&self, buf: Buf) -> Planes {
-        self.planes.get(&buf).copied().unwrap_or_default()
+        match self.left.get(&buf) {
+            Some(Left::Planes(planes)) => *planes,
+            _ => Planes::default(),
+        }
+    }
+
+    /// The same in a pass of many rows.
+    pub(crate) fn halves(&self, buf: Buf) -> Halves {
+        match self.left.get(&buf) {
+            Some(Left::Halves(halves)) => *halves,
+            _ => Halves::default(),
+        }
+    }
+
+    /// Notes what the last launch left.
+    pub(crate) fn leave(&mut self, left: &[(Buf, Left)]) {
+        self.left.extend(left.iter().copied());
+        if let Some(node) = self.nodes.last_mut() {
+            node.leaves = left.to_vec();
+        }
+    }
+
+    /// What a pass writes of an activation: many rows leave f16 alone.
+    fn activation(&self, a: Activation) -> Activation {
+        if self.large() { a.halves() } else { a }
+    }
+
+    /// Notes that the last launch left a normed activation.
+    fn leave_h(&mut self, hidden: usize) {
+        if self.large() {
+            self.leave(&[(Buf::H, Left::Halves(Halves::rows(self.buffers.h.addresses().h, hidden)))]);
+        }
     }
 
     /// Products with the same `n` activation rows, each to its address; returns the planes that each leaves, at most `most`.
@@ -266,12 +337,6 @@ impl<'a> Compiler<'a> {
         n: usize,
         most: usize,
     ) -> Result<Vec<Planes>, DeviceError> {
-        if n > SMALL {
-            for (m, out) in parts {
-                self.gemm(steps.clone(), *m, x.h, *out, n)?;
-            }
-            return Ok(parts.iter().map(|(_, out)| Planes::one(*out)).collect());
-        }
         // One launch for each layout and group of rows: neighbours of one layout share it.
         let mut layouts: Vec<_> = parts.iter().map(|p| p.0.layout).collect();
         layouts.sort_by_key(|l| *l as i32);
@@ -312,37 +377,6 @@ impl<'a> Compiler<'a> {
         Ok(left)
     }
 
-    /// One product on many rows: the matrix is widened to f16 and multiplied on tensor cores.
-    fn gemm(
-        &mut self,
-        steps: Range<usize>,
-        m: Matrix,
-        x: u64,
-        out: u64,
-        n: usize,
-    ) -> Result<(), DeviceError> {
-        self.gemm_into(steps, m, x, out, (n, m.rows))
-    }
-
-    /// The same into rows that are `stride` elements apart.
-    fn gemm_into(
-        &mut self,
-        steps: Range<usize>,
-        m: Matrix,
-        x: u64,
-        out: u64,
-        (n, stride): (usize, usize),
-    ) -> Result<(), DeviceError> {
-        let w = self.buffers.scratch.ptr;
-        let args = Args::default().ptr(m.ptr).int(m.rows).int(m.cols).ptr(w);
-        let grid = ((m.tiles() * m.cols.div_ceil(TILE_COLS) * 128).div_ceil(256), 1, 1);
-        self.push(steps.clone(), PROJECT, &format!("widen_{}", m.layout.name()), grid, 256, args)?;
-        let work = Work::Gemm { w, x, out, m: m.rows, n, k: m.cols, stride, factor: m.scale };
-        let name = "gemm-f16 (cuBLAS)".to_string();
-        self.nodes.push(Node { steps, name, file: "src/gpu.rs", work, leaves: vec![] });
-        Ok(())
-    }
-
     fn gate_up(&mut self, steps: Range<usize>, gate: Matrix, up: Matrix) -> Result<(), DeviceError> {
         let b = self.buffers;
         let (n, ff) = (self.key.rows, gate.rows);
@@ -368,12 +402,11 @@ impl<'a> Compiler<'a> {
         if n <= SMALL {
             left = self.multiply(steps.clone(), &[(m, b.head.ptr)], x, n, HEAD_PLANES)?[0];
         } else {
-            // Pieces of the head that fit the scratch, each into its columns of the logits.
-            let most = (b.scratch_bytes / (m.cols * 2) / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
-            for first in (0..m.rows).step_by(most) {
-                let part = m.part(first, (m.rows - first).min(most));
-                self.gemm_into(steps.clone(), part, x.h, logits + (first * 4) as u64, (n, m.rows))?;
-            }
+            // Pieces of the head that fit a slot, each into its columns of the logits.
+            let most = (b.scratch_bytes / SLOTS / (m.cols * 2) / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
+            let firsts = (0..m.rows).step_by(most);
+            let parts: Vec<_> = firsts.map(|first| m.part(first, (m.rows - first).min(most))).collect();
+            self.gemm(steps.clone(), &parts, x.h, (n, m.rows), Out::F32(logits))?;
         }
         let all = n * m.rows;
         let args = Args::default().planes(&left).long(all).float(mul).float(cap).ptr(logits);
@@ -394,14 +427,18 @@ impl<'a> Compiler<'a> {
         let (n, heads, width) = (self.key.rows, g.heads, g.q_width());
         let cache = self.kv.cache(index);
         let block = usize::from(mask == Mask::Block);
-        let gate = if gated { self.left(Buf::G) } else { Planes::default() };
         let a = b.a.addresses();
         if self.large() {
+            let gate = if gated { self.halves(Buf::G) } else { Halves::default() };
             let args =
                 Args::default().ptr(b.rows.ptr).int(n).ptr(b.q16.ptr).int(heads).cache(&cache).int(block);
-            let args = args.float(g.score_scale()).ptr(gate.ptr).activation(&a);
-            return self.push(steps, FILE, "attend_rows", (n.div_ceil(8), g.kv_heads, 1), 256, args);
+            let args = args.float(g.score_scale()).halves(&gate).ptr(a.h);
+            let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), 1);
+            self.push_shared(steps, FILE, "attend_rows", grid, (256, ATTEND_SHARED), args)?;
+            self.leave(&[(Buf::A, Left::Halves(Halves::rows(a.h, width)))]);
+            return Ok(());
         }
+        let gate = if gated { self.left(Buf::G) } else { Planes::default() };
         let splits =
             if cache.window > 0 { self.key.splits.clamp(1, WINDOW_SPLITS) } else { self.key.splits.max(1) };
         for first in (0..n).step_by(ATTEND) {

@@ -11,6 +11,20 @@ struct Cache {
 
 __device__ __forceinline__ u32 row_of(const Cache& c, u32 pos) { return c.window ? pos % c.capacity : pos; }
 
+// Rotates the four elements of a lane: 2l, 2l+1 (pairs interleaved) and 64+2l, 65+2l; halves pair element i with i + 64.
+__device__ __forceinline__ void rotate(float2& a, float2& b, const float2* angle, int rope) {
+    const int lane = threadIdx.x & 31;
+    if (rope == 1) {
+        float2 ca = angle[lane], cb = angle[32 + lane];
+        a = make_float2(a.x * ca.x - a.y * ca.y, a.x * ca.y + a.y * ca.x);
+        b = make_float2(b.x * cb.x - b.y * cb.y, b.x * cb.y + b.y * cb.x);
+    } else if (rope == 2) {
+        float2 c0 = angle[2 * lane], c1 = angle[2 * lane + 1], x = a, y = b;
+        a = make_float2(x.x * c0.x - y.x * c0.y, x.y * c1.x - y.y * c1.y);
+        b = make_float2(x.x * c0.y + y.x * c0.x, x.y * c1.y + y.y * c1.x);
+    }
+}
+
 // One warp a head, four a block. grid: (rows, ceil((heads + 2 * kv_heads) / 4)), 128 threads. q heads are normed, rotated, kept f32 and f16; K is kept and
 // stored; V is stored.
 extern "C" __global__ void qk_norm_rope_store(const Row* rows, const Planes q, const Planes k, const Planes v, float* q_out, float* k_out, int heads, const float* q_norm, const float* k_norm, float eps,
@@ -41,16 +55,7 @@ extern "C" __global__ void qk_norm_rope_store(const Row* rows, const Planes q, c
         float2 wa = ((const float2*)w)[lane], wb = ((const float2*)w)[32 + lane];
         a = make_float2(a.x * f * wa.x, a.y * f * wa.y);
         b = make_float2(b.x * f * wb.x, b.y * f * wb.y);
-        const float2* angle = angles + (u64)row.pos * (HD / 2);
-        if (rope == 1) {
-            float2 ca = angle[lane], cb = angle[32 + lane];
-            a = make_float2(a.x * ca.x - a.y * ca.y, a.x * ca.y + a.y * ca.x);
-            b = make_float2(b.x * cb.x - b.y * cb.y, b.x * cb.y + b.y * cb.x);
-        } else if (rope == 2) {
-            float2 c0 = angle[2 * lane], c1 = angle[2 * lane + 1], x = a, y = b;
-            a = make_float2(x.x * c0.x - y.x * c0.y, x.y * c1.x - y.y * c1.y);
-            b = make_float2(x.x * c0.y + y.x * c0.x, x.y * c1.y + y.y * c1.x);
-        }
+        rotate(a, b, angles + (u64)row.pos * (HD / 2), rope);
         float2* back = (float2*)((kind == 0 ? q_out : k_out) + begin);
         back[lane] = a;
         back[32 + lane] = b;
@@ -65,6 +70,8 @@ extern "C" __global__ void qk_norm_rope_store(const Row* rows, const Planes q, c
     ((u32*)to)[lane] = floats_to_half2(a.x, a.y);
     ((u32*)to)[32 + lane] = floats_to_half2(b.x, b.y);
 }
+
+extern __shared__ uint4 shared_bytes[];
 
 __device__ __forceinline__ u32 pack_low(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ u32 pack_high(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
@@ -255,65 +262,116 @@ extern "C" __global__ void __launch_bounds__(128) attend_join(const float* parti
     out.h[at + d] = float_to_half(v);
 }
 
+// What qk_norm_rope_store does, for many rows; grid and threads as there.
+extern "C" __global__ void qk_rows(const Row* rows, const Halves q, const Halves k, const Halves v, u16* q16, u16* k16, int heads, const float* q_norm, const float* k_norm, float eps, int rope,
+                                   const float2* angles, const Cache cache) {
+    allow_next();
+    wait_previous();
+    const Row row = rows[blockIdx.x];
+    const int all = heads + 2 * cache.kv_heads, head = blockIdx.y * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (head >= all) return;
+    const int kind = head < heads ? 0 : head < heads + (int)cache.kv_heads ? 1 : 2;
+    const int at = kind == 0 ? head : kind == 1 ? head - heads : head - heads - (int)cache.kv_heads;
+    const Halves from = kind == 0 ? q : kind == 1 ? k : v;
+    // Words of a head: lane holds elements 2l, 2l+1 and 64+2l, 65+2l, as in qk_norm_rope_store.
+    const u32* words = (const u32*)(from.p + blockIdx.x * from.stride + at * HD);
+    float2 a = two_halves(words[lane]), b = two_halves(words[32 + lane]);
+    u32* kept = 0;
+    if (kind < 2) {
+        const float2* w = (const float2*)(kind == 0 ? q_norm : k_norm);
+        const float2 wa = w[lane], wb = w[32 + lane];
+        float f = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) / (float)HD + eps);
+        a = make_float2(a.x * f * wa.x, a.y * f * wa.y);
+        b = make_float2(b.x * f * wb.x, b.y * f * wb.y);
+        rotate(a, b, angles + (u64)row.pos * (HD / 2), rope);
+        kept = (u32*)(kind == 0 ? q16 + ((u64)blockIdx.x * heads + at) * HD : k16 + ((u64)blockIdx.x * cache.kv_heads + at) * HD);
+    }
+    const u32 lo = floats_to_half2(a.x, a.y), hi = floats_to_half2(b.x, b.y);
+    if (kept) { kept[lane] = lo; kept[32 + lane] = hi; }
+    if (kind > 0) {
+        u32* to = (u32*)(((u16**)(kind == 1 ? cache.k : cache.v))[row.slot] + (u64)row_of(cache, row.pos) * cache.width + at * HD);
+        to[lane] = lo;
+        to[32 + lane] = hi;
+    }
+}
+
 #define KEYS 32
-// KEYS keys out of shared memory (see fetch in attend_rows for where their pieces stand). Maxima stay in units of the raw product.
-__device__ __forceinline__ void flash_shared(Flash& s, const u32 q[8][4], const uint4* k, const uint4* v, u32 base, u32 first, u32 last, float scale) {
+#define PAIR 2   // query rows of a warp
+#define BLOCK_ROWS (8 * PAIR)
+
+// KEYS keys out of shared memory (see fetch in attend_rows for where their pieces stand) for both rows of a warp, so that what is read
+// serves twice. q: the rows' queries, as the A operands of 8 steps each. Maxima stay in units of the raw product.
+__device__ __forceinline__ void flash_shared(Flash s[PAIR], u32 q, const uint4* k, const uint4* v, u32 base, const u32 first[PAIR], const u32 last[PAIR], float unit) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const float unit = scale * 1.4426950408889634f;   // exp(x * scale) = 2^(x * unit)
-    float c[KEYS / 8][4];
+    float c[PAIR][KEYS / 8][4];
 #pragma unroll
-    for (int tile = 0; tile < KEYS / 8; ++tile) {
-        uint4 w[4];
+    for (int m = 0; m < PAIR; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) w[i] = k[(tile * 8 + g) * 16 + ((i * 4 + t) ^ ((g & 1) * 4))];
-        c[tile][0] = c[tile][1] = c[tile][2] = c[tile][3] = 0.0f;
+        for (int tile = 0; tile < KEYS / 8; ++tile) c[m][tile][0] = c[m][tile][1] = c[m][tile][2] = c[m][tile][3] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            mma(c[tile], q[2 * i][0], q[2 * i][1], q[2 * i][2], q[2 * i][3], w[i].x, w[i].y);
-            mma(c[tile], q[2 * i + 1][0], q[2 * i + 1][1], q[2 * i + 1][2], q[2 * i + 1][3], w[i].z, w[i].w);
+    for (int i = 0; i < 4; ++i) {
+        uint4 a[PAIR][2];
+#pragma unroll
+        for (int m = 0; m < PAIR; ++m)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) a[m][j] = lds128(q + (m * 8 + 2 * i + j) * 512);
+#pragma unroll
+        for (int tile = 0; tile < KEYS / 8; ++tile) {
+            uint4 w = k[(tile * 8 + g) * 16 + ((i * 4 + t) ^ ((g & 1) * 4))];
+#pragma unroll
+            for (int m = 0; m < PAIR; ++m) {
+                mma(c[m][tile], a[m][0].x, a[m][0].y, a[m][0].z, a[m][0].w, w.x, w.y);
+                mma(c[m][tile], a[m][1].x, a[m][1].y, a[m][1].z, a[m][1].w, w.z, w.w);
+            }
         }
     }
-    if (base < first || base + KEYS > last) {
+#pragma unroll
+    for (int m = 0; m < PAIR; ++m) {
+        if (base < first[m] || base + KEYS > last[m]) {
+#pragma unroll
+            for (int tile = 0; tile < KEYS / 8; ++tile)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    u32 key = base + tile * 8 + 2 * t + (i & 1);
+                    if (key < first[m] || key >= last[m]) c[m][tile][i] = -1.0e30f;
+                }
+        }
+        float top[2] = {s[m].max[0], s[m].max[1]};
+#pragma unroll
+        for (int tile = 0; tile < KEYS / 8; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) top[i >> 1] = fmaxf(top[i >> 1], c[m][tile][i]);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+        }
+        if (__any_sync(0xffffffffu, top[0] > s[m].max[0] || top[1] > s[m].max[1])) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float shrink = exp2_fast((s[m].max[r] - top[r]) * unit);
+                s[m].max[r] = top[r];
+                s[m].sum[r] *= shrink;
+#pragma unroll
+                for (int j = 0; j < 16; ++j) { s[m].o[j][2 * r] *= shrink; s[m].o[j][2 * r + 1] *= shrink; }
+            }
+        }
+        const float shift[2] = {s[m].max[0] * unit, s[m].max[1] * unit};
 #pragma unroll
         for (int tile = 0; tile < KEYS / 8; ++tile)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                u32 key = base + tile * 8 + 2 * t + (i & 1);
-                if (key < first || key >= last) c[tile][i] = -1.0e30f;
+                c[m][tile][i] = exp2_fast(c[m][tile][i] * unit - shift[i >> 1]);
+                s[m].sum[i >> 1] += c[m][tile][i];
             }
     }
-    float top[2] = {s.max[0], s.max[1]};
-#pragma unroll
-    for (int tile = 0; tile < KEYS / 8; ++tile)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) top[i >> 1] = fmaxf(top[i >> 1], c[tile][i]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-    }
-    if (__any_sync(0xffffffffu, top[0] > s.max[0] || top[1] > s.max[1])) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float shrink = exp2_fast((s.max[r] - top[r]) * unit);
-            s.max[r] = top[r];
-            s.sum[r] *= shrink;
-#pragma unroll
-            for (int j = 0; j < 16; ++j) { s.o[j][2 * r] *= shrink; s.o[j][2 * r + 1] *= shrink; }
-        }
-    }
-    const float shift[2] = {s.max[0] * unit, s.max[1] * unit};
-#pragma unroll
-    for (int tile = 0; tile < KEYS / 8; ++tile)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            c[tile][i] = exp2_fast(c[tile][i] * unit - shift[i >> 1]);
-            s.sum[i >> 1] += c[tile][i];
-        }
 #pragma unroll
     for (int part = 0; part < KEYS / 16; ++part) {
-        const float *p0 = c[2 * part], *p1 = c[2 * part + 1];
-        u32 a[4] = {floats_to_half2(p0[0], p0[1]), floats_to_half2(p0[2], p0[3]), floats_to_half2(p1[0], p1[1]), floats_to_half2(p1[2], p1[3])};
+        u32 a[PAIR][4];
+#pragma unroll
+        for (int m = 0; m < PAIR; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[m][i] = small_half2(c[m][2 * part + (i >> 1)][2 * (i & 1)], c[m][2 * part + (i >> 1)][2 * (i & 1) + 1]);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             uint4 w[4];
@@ -325,81 +383,121 @@ __device__ __forceinline__ void flash_shared(Flash& s, const u32 q[8][4], const 
             const u32 *v0 = (const u32*)&w[0], *v1 = (const u32*)&w[1], *v2 = (const u32*)&w[2], *v3 = (const u32*)&w[3];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                int o = 2 * (4 * h + j);
-                mma(s.o[o], a[0], a[1], a[2], a[3], pack_low(v0[j], v1[j]), pack_low(v2[j], v3[j]));
-                mma(s.o[o + 1], a[0], a[1], a[2], a[3], pack_high(v0[j], v1[j]), pack_high(v2[j], v3[j]));
+                const int o = 2 * (4 * h + j);
+                const u32 b[4] = {pack_low(v0[j], v1[j]), pack_low(v2[j], v3[j]), pack_high(v0[j], v1[j]), pack_high(v2[j], v3[j])};
+#pragma unroll
+                for (int m = 0; m < PAIR; ++m) {
+                    mma(s[m].o[o], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
+                    mma(s[m].o[o + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
+                }
             }
         }
     }
 }
 
-// Prefill: a warp a row, eight neighbouring rows a block. grid: (ceil(rows / 8), kv_heads), 256 threads.
-// Rows of one run read each key once, through shared memory, 32 keys at a time, the next on their way.
-extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, int n, const u16* q16, int heads, const Cache cache, int block, float scale, const float* gate, const Activation out) {
-    __shared__ uint4 tiles[2][2][KEYS * 16];   // stage; K and V; 16 pieces of 16 bytes a key
-    allow_next();
-    wait_previous();
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, group = heads / cache.kv_heads;
-    const int r0 = blockIdx.x * 8, last_row = r0 + 7 < n ? r0 + 7 : n - 1, mine = r0 + warp < n ? r0 + warp : last_row;
-    const Row row = rows[mine], low = rows[r0], high = rows[last_row];
-    u32 first, last;
-    visible(row, cache, block, first, last);
-    u32 q[8][4];
-    load_queries(q, q16 + ((u64)mine * heads + blockIdx.y * group) * HD, group);
-    Flash s;
-    clear(s);
-    const u16* k = ((u16**)cache.k)[row.slot] + blockIdx.y * HD;
-    const u16* v = ((u16**)cache.v)[row.slot] + blockIdx.y * HD;
-    if (low.slot != high.slot || high.pos - low.pos != (u32)(last_row - r0)) {
-        flash(s, q, k, v, cache, first, last, first & ~15u, 16, scale);
-    } else {
-        u32 from, to, other;
-        visible(low, cache, block, from, other);
-        visible(high, cache, block, other, to);
-        from &= ~15u;
-        auto fetch = [&](u32 base, int stage) {
-#pragma unroll
-            for (int i = 0; i < KEYS * 16 / 256; ++i) {
-                u32 at = i * 256 + threadIdx.x, key = at >> 4, c = at & 15;
-                u64 from_row = (u64)row_of(cache, base + key < to ? base + key : to - 1) * cache.width;
-                // Pieces stand where the lanes of a quarter warp read eight different banks.
-                u32 ck = ((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4), cv = c ^ ((key >> 1) & 1) ^ ((key & 4));
-                copy16_near((u32)__cvta_generic_to_shared(&tiles[stage][0][key * 16 + ck]), k + from_row + c * 8);
-                copy16_near((u32)__cvta_generic_to_shared(&tiles[stage][1][key * 16 + cv]), v + from_row + c * 8);
-            }
-            commit();
-        };
-        fetch(from, 0);
-        int stage = 0;
-        for (u32 base = from; base < to; base += KEYS, stage ^= 1) {
-            if (base + KEYS < to) {
-                fetch(base + KEYS, stage ^ 1);
-                arrived<1>();
-            } else {
-                arrived<0>();
-            }
-            __syncthreads();
-            if (base < last && base + KEYS > first) flash_shared(s, q, tiles[stage][0], tiles[stage][1], base, first, last, scale);
-            __syncthreads();
-        }
-        finish(s);
-    }
-    if (r0 + warp >= n) return;
+// What a warp found for the `group` heads of a row, gated, 16 dimensions of a head at once.
+__device__ __forceinline__ void leave(const Flash& s, int group, const u16* gate, u16* out) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        int head = g + 8 * r;
+        const int head = g + 8 * r;
         if (head >= group) continue;
-        u64 at = ((u64)mine * heads + blockIdx.y * group + head) * HD;
-        float inv = 1.0f / s.sum[r];
+        const float inv = 1.0f / s.sum[r];
 #pragma unroll
-        for (int c = 0; c < 2; ++c)
+        for (int c = 0; c < 2; ++c) {
+            const u32 at = head * HD + 16 * (2 * t + c);
 #pragma unroll
-            for (int j = 0; j < 16; ++j) {
-                u32 e = 16 * (2 * t + c) + j;
-                float x = s.o[j][2 * r + c] * inv;
-                if (gate) x *= 1.0f / (1.0f + __expf(-gate[at + e]));
-                out.f[at + e] = x;
-                out.h[at + e] = float_to_half(x);
+            for (int part = 0; part < 2; ++part) {
+                uint4 w = gate ? *(const uint4*)(gate + at + part * 8) : make_uint4(0, 0, 0, 0), to;
+                u32 *in = (u32*)&w, *words = (u32*)&to;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    float x = s.o[part * 8 + 2 * j][2 * r + c] * inv, y = s.o[part * 8 + 2 * j + 1][2 * r + c] * inv;
+                    if (gate) {
+                        x *= 1.0f / (1.0f + __expf(-half_to_float((u16)in[j])));
+                        y *= 1.0f / (1.0f + __expf(-half_to_float((u16)(in[j] >> 16))));
+                    }
+                    words[j] = floats_to_half2(x, y);
+                }
+                *(uint4*)(out + at + part * 8) = to;
             }
+        }
+    }
+}
+
+// Prefill: a warp two rows, sixteen neighbouring rows a block, the last rows (which see most) first. grid: (kv_heads, ceil(rows / 16)),
+// 256 threads. Rows of one run read each key once, through shared memory, KEYS at a time, the next on their way.
+// Shared: queries of 8 warps, 8 KB each, then two stages of keys and values.
+extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, int n, const u16* q16, int heads, const Cache cache, int block, float scale, const Halves gate, u16* out) {
+    allow_next();
+    wait_previous();
+    const int warp = threadIdx.x >> 5, group = heads / cache.kv_heads, kv_head = blockIdx.x;
+    const int r0 = (gridDim.y - 1 - blockIdx.y) * BLOCK_ROWS, last_row = r0 + BLOCK_ROWS <= n ? r0 + BLOCK_ROWS - 1 : n - 1, mine = r0 + PAIR * warp;
+    const Row low = rows[r0], high = rows[last_row];
+    auto leave_row = [&](const Flash& s, int row) {
+        if (row < n) leave(s, group, gate.p ? gate.p + row * gate.stride + kv_head * group * HD : 0, out + ((u64)row * heads + kv_head * group) * HD);
+    };
+    if (low.slot != high.slot || high.pos - low.pos != (u32)(last_row - r0)) {
+#pragma unroll 1
+        for (int m = 0; m < PAIR; ++m) {
+            const int at = mine + m < n ? mine + m : n - 1;
+            const Row row = rows[at];
+            u32 first, last, q[8][4];
+            visible(row, cache, block, first, last);
+            load_queries(q, q16 + ((u64)at * heads + kv_head * group) * HD, group);
+            Flash s;
+            clear(s);
+            flash(s, q, ((u16**)cache.k)[row.slot] + kv_head * HD, ((u16**)cache.v)[row.slot] + kv_head * HD, cache, first, last, first & ~15u, 16, scale);
+            leave_row(s, mine + m);
+        }
+        return;
+    }
+    uint4* tiles = shared_bytes + 8 * PAIR * 256;   // stage; K and V; 16 pieces of 16 bytes a key
+    const u32 q_at = (u32)__cvta_generic_to_shared(shared_bytes) + warp * PAIR * 4096 + (threadIdx.x & 31) * 16;
+    u32 first[PAIR], last[PAIR], from, to, other;
+    Flash s[PAIR];
+#pragma unroll
+    for (int m = 0; m < PAIR; ++m) {
+        const int at = mine + m < n ? mine + m : n - 1;
+        u32 q[8][4];
+        load_queries(q, q16 + ((u64)at * heads + kv_head * group) * HD, group);
+#pragma unroll
+        for (int step = 0; step < 8; ++step) shared_bytes[((warp * PAIR + m) * 8 + step) * 32 + (threadIdx.x & 31)] = make_uint4(q[step][0], q[step][1], q[step][2], q[step][3]);
+        visible(rows[at], cache, block, first[m], last[m]);
+        clear(s[m]);
+    }
+    visible(low, cache, block, from, other);
+    visible(high, cache, block, other, to);
+    from &= ~15u;
+    const u16* k = ((u16**)cache.k)[low.slot] + kv_head * HD;
+    const u16* v = ((u16**)cache.v)[low.slot] + kv_head * HD;
+    const float unit = scale * 1.4426950408889634f;   // exp(x * scale) = 2^(x * unit)
+    auto fetch = [&](u32 base, int stage) {
+#pragma unroll
+        for (int i = 0; i < KEYS * 16 / 256; ++i) {
+            u32 at = i * 256 + threadIdx.x, key = at >> 4, c = at & 15;
+            u64 from_row = (u64)row_of(cache, base + key < to ? base + key : to - 1) * cache.width;
+            // Pieces stand where the lanes of a quarter warp read eight different banks.
+            u32 ck = ((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4), cv = c ^ ((key >> 1) & 1) ^ ((key & 4));
+            copy16_near((u32)__cvta_generic_to_shared(tiles + stage * 2 * KEYS * 16 + key * 16 + ck), k + from_row + c * 8);
+            copy16_near((u32)__cvta_generic_to_shared(tiles + (stage * 2 + 1) * KEYS * 16 + key * 16 + cv), v + from_row + c * 8);
+        }
+        commit();
+    };
+    fetch(from, 0);
+    int stage = 0;
+#pragma unroll 1
+    for (u32 base = from; base < to; base += KEYS, stage ^= 1) {
+        arrived<0>();
+        // Keys are there for all warps, and all are done with those before, whose place is free.
+        __syncthreads();
+        if (base + KEYS < to) fetch(base + KEYS, stage ^ 1);
+        if (base < last[PAIR - 1] && base + KEYS > first[0])
+            flash_shared(s, keep(q_at), tiles + stage * 2 * KEYS * 16, tiles + (stage * 2 + 1) * KEYS * 16, base, first, last, unit);
+    }
+#pragma unroll
+    for (int m = 0; m < PAIR; ++m) {
+        finish(s[m]);
+        leave_row(s[m], mine + m);
     }
 }

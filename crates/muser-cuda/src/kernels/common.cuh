@@ -38,11 +38,22 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
 __device__ __forceinline__ u32 twice_low(u32 a) { return __byte_perm(a, a, 0x1010); }
 __device__ __forceinline__ u32 twice_high(u32 a) { return __byte_perm(a, a, 0x3232); }
 
-// An activation as products and observers take it.
+// An activation as products and observers take it; without f32 (null) where many rows pass.
 struct Activation {
     float* f;
     u16* h;
 };
+
+// What a product on many rows leaves: f16, rows `stride` elements apart.
+struct Halves {
+    const u16* p;
+    u64 stride;
+};
+// Two of them as floats; what became infinite on its way is the largest f16.
+__device__ __forceinline__ float2 two_halves(u32 w) {
+    float a = half_to_float((u16)w), b = half_to_float((u16)(w >> 16));
+    return make_float2(fminf(fmaxf(a, -65504.0f), 65504.0f), fminf(fmaxf(b, -65504.0f), 65504.0f));
+}
 
 // What a product on a few rows leaves: `count` planes, `stride` elements apart, whose sum is the result.
 struct Planes {

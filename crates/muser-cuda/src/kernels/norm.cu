@@ -10,7 +10,7 @@ __device__ __forceinline__ void emit(const float* v, u32 n, u64 at, const Activa
     for (int i = 0; i < PER_THREAD; ++i) {
         u32 e = i * 1024 + threadIdx.x;
         if (e < n) {
-            h.f[at + e] = v[i];
+            if (h.f) h.f[at + e] = v[i];
             h.h[at + e] = float_to_half(v[i]);
         }
     }
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(1024) pick_features(const Row* rows
     u64 from = (u64)rows[blockIdx.x].feature * n, at = (u64)blockIdx.x * n;
     for (u32 e = threadIdx.x; e < n; e += 1024) {
         float v = features[from + e];
-        out.f[at + e] = v;
+        if (out.f) out.f[at + e] = v;
         out.h[at + e] = float_to_half(v);
     }
 }
@@ -151,6 +151,23 @@ extern "C" __global__ void silu_mul(const Planes g, const Planes u, u64 n, const
     float4 v = make_float4(a.x / (1.0f + __expf(-a.x)) * b.x, a.y / (1.0f + __expf(-a.y)) * b.y, a.z / (1.0f + __expf(-a.z)) * b.z, a.w / (1.0f + __expf(-a.w)) * b.w);
     *(float4*)(out.f + i) = v;
     *(uint2*)(out.h + i) = make_uint2(floats_to_half2(v.x, v.y), floats_to_half2(v.z, v.w));
+}
+
+// The same for many rows of n values. grid: (rows, ceil(n / 2048)), 256 threads, eight values each.
+extern "C" __global__ void silu_rows(const Halves g, const Halves u, u32 n, u16* out) {
+    allow_next();
+    wait_previous();
+    u32 i = (blockIdx.y * 256 + threadIdx.x) * 8;
+    if (i >= n) return;
+    const uint4 a = *(const uint4*)(g.p + blockIdx.x * g.stride + i), b = *(const uint4*)(u.p + blockIdx.x * u.stride + i);
+    const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+    u32 to[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        float2 s = two_halves(x[k]), t = two_halves(y[k]);
+        to[k] = floats_to_half2(s.x / (1.0f + __expf(-s.x)) * t.x, s.y / (1.0f + __expf(-s.y)) * t.y);
+    }
+    *(uint4*)(out + (u64)blockIdx.x * n + i) = make_uint4(to[0], to[1], to[2], to[3]);
 }
 
 // logits = cap * tanh(l * scale / cap).

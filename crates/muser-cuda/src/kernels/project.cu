@@ -342,8 +342,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 4 ? 3 : 1) proj
     }
 }
 
-// Dequantises a matrix to row-major f16 for a product on many rows. grid: ceil(tiles * blocks * 128 / 256), 256 threads, a piece each.
-extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u32 cols, u16* out) {
+// Dequantises a matrix to row-major f16 for a product on many rows, multiplied with `factor` (twice in a register). grid: ceil(tiles *
+// blocks * 128 / 256), 256 threads, a piece each.
+extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u32 cols, u32 factor, u16* out) {
     const Masks m = {0x000f000f, 0x00f000f0};
     allow_next();
     wait_previous();
@@ -379,7 +380,8 @@ extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u
     for (int i = 0; i < 4; ++i) {
         u32 f[4];
         if (TYPE == F16) {
-            *(uint4*)(to + i * 8) = *(const uint4*)(u + (half * 2 + (i >> 1)) * 2048 + ((r * 2 + (i & 1)) * 32 + lane) * 16);
+            uint4 v = *(const uint4*)(u + (half * 2 + (i >> 1)) * 2048 + ((r * 2 + (i & 1)) * 32 + lane) * 16);
+            *(uint4*)(to + i * 8) = make_uint4(hmul2(v.x, factor), hmul2(v.y, factor), hmul2(v.z, factor), hmul2(v.w, factor));
             continue;
         }
         if (TYPE == Q8) {
@@ -397,6 +399,6 @@ extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u
 #pragma unroll
             for (int k = 0; k < 4; ++k) f[k] = hadd2(f[k], minimum);
         }
-        *(uint4*)(to + i * 8) = make_uint4(f[0], f[1], f[2], f[3]);
+        *(uint4*)(to + i * 8) = make_uint4(hmul2(f[0], factor), hmul2(f[1], factor), hmul2(f[2], factor), hmul2(f[3], factor));
     }
 }

@@ -23,6 +23,12 @@ __device__ __forceinline__ u16 round_half(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
+// Two floats that no f16 is too small for, as halves.
+__device__ __forceinline__ u32 small_half2(float lo, float hi) {
+    u32 h;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(hi), "f"(lo));
+    return h;
+}
 
 // Programmatic dependent launch: the next kernel may start; wait until the kernels before are complete.
 __device__ __forceinline__ void allow_next() {

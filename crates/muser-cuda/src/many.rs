@@ -1,0 +1,141 @@
+//! Passes of many rows: matrices are widened to f16 on a stream of their own, while the ones before are multiplied by cuBLAS; what
+//! products leave stays f16 but for those that a tail adds to the residual.
+
+use crate::launch::{Args, Halves, Left, Planes};
+use crate::program::{Compiler, Node, Work};
+use crate::weights::{Matrix, TILE_COLS};
+use muser_core::{Buf, DeviceError};
+use std::ops::Range;
+
+/// Matrices that wait, widened, for their product: one is multiplied, one is filled.
+pub(crate) const SLOTS: usize = 2;
+
+/// A product on many rows.
+pub(crate) struct Gemm {
+    /// Which widened matrix.
+    pub slot: usize,
+    pub w: u64,
+    pub x: u64,
+    pub out: u64,
+    /// Rows of the matrix, rows of activations, columns.
+    pub shape: (usize, usize, usize),
+    /// Elements from one row's results to the next's.
+    pub stride: usize,
+    pub factor: f32,
+    /// Whether results are f16.
+    pub half: bool,
+}
+
+/// Results of a product of many rows.
+#[derive(Clone, Copy)]
+pub(crate) enum Out {
+    F32(u64),
+    F16(u64),
+}
+
+/// What a matrix' values are multiplied with so that `first`'s factor serves both: a power of two that f16 has room for.
+fn shared_factor(first: &Matrix, other: &Matrix) -> Option<f32> {
+    let ratio = other.scale / first.scale;
+    let exact = ratio.is_normal() && ratio.to_bits() & 0x807f_ffff == 0 && ratio * first.scale == other.scale;
+    (exact && (1.0 / 16.0..=16.0).contains(&ratio)).then_some(ratio)
+}
+
+impl Compiler<'_> {
+    /// Matrices with the same rows of activations, their results side by side; neighbours that share a factor are one product.
+    pub(crate) fn gemm(
+        &mut self,
+        steps: Range<usize>,
+        parts: &[Matrix],
+        x: u64,
+        (n, stride): (usize, usize),
+        out: Out,
+    ) -> Result<(), DeviceError> {
+        let slot_bytes = self.buffers.scratch_bytes / SLOTS;
+        let (mut i, mut before) = (0, 0);
+        while i < parts.len() {
+            let (first, slot) = (&parts[i], self.slot);
+            self.slot = (slot + 1) % SLOTS;
+            let w = self.buffers.scratch.ptr + (slot * slot_bytes) as u64;
+            let mut rows = 0;
+            while let Some(m) = parts.get(i) {
+                let Some(factor) = shared_factor(first, m) else { break };
+                if rows > 0 && (rows + m.rows) * m.cols * 2 > slot_bytes {
+                    break;
+                }
+                let twice = u32::from(half::f16::from_f32(factor).to_bits()) * 0x1_0001;
+                let to = w + (rows * m.cols * 2) as u64;
+                let args = Args::default().ptr(m.ptr).int(m.rows).int(m.cols).int(twice as usize).ptr(to);
+                let blocks = (m.tiles() * m.cols.div_ceil(TILE_COLS) * 128).div_ceil(256) as u32;
+                self.nodes.push(Node {
+                    steps: steps.clone(),
+                    name: format!("widen_{}", m.layout.name()),
+                    file: "src/kernels/project.cu",
+                    work: Work::Widen { slot, blocks, args },
+                    leaves: vec![],
+                });
+                rows += m.rows;
+                i += 1;
+            }
+            let (out, half) = match out {
+                Out::F32(ptr) => (ptr + (before * 4) as u64, false),
+                Out::F16(ptr) => (ptr + (before * 2) as u64, true),
+            };
+            let shape = (rows, n, first.cols);
+            let gemm = Gemm { slot, w, x, out, shape, stride, factor: first.scale, half };
+            self.nodes.push(Node {
+                steps: steps.clone(),
+                name: "gemm-f16 (cuBLAS)".to_string(),
+                file: "src/gpu.rs",
+                work: Work::Gemm(gemm),
+                leaves: vec![],
+            });
+            before += rows;
+        }
+        Ok(())
+    }
+
+    /// The products of one step: P as f32, others side by side as f16.
+    pub(crate) fn project_many(
+        &mut self,
+        steps: Range<usize>,
+        outs: &[(Matrix, Buf)],
+        x: u64,
+    ) -> Result<(), DeviceError> {
+        let n = self.key.rows;
+        if let [(m, Buf::P)] = outs {
+            let out = self.buffers.raw.p.ptr;
+            self.gemm(steps, &[*m], x, (n, m.rows), Out::F32(out))?;
+            self.leave(&[(Buf::P, Left::Planes(Planes::one(out)))]);
+            return Ok(());
+        }
+        let parts: Vec<Matrix> = outs.iter().map(|(m, _)| *m).collect();
+        let stride = parts.iter().map(|m| m.rows).sum();
+        let out = self.buffers.joined.ptr;
+        self.gemm(steps, &parts, x, (n, stride), Out::F16(out))?;
+        let mut at = out;
+        let mut left = vec![];
+        for (m, buf) in outs {
+            left.push((*buf, Left::Halves(Halves { ptr: at, stride })));
+            at += (m.rows * 2) as u64;
+        }
+        self.leave(&left);
+        Ok(())
+    }
+
+    /// SiLU of one product times another.
+    pub(crate) fn gate_up_many(
+        &mut self,
+        steps: Range<usize>,
+        gate: Matrix,
+        up: Matrix,
+    ) -> Result<(), DeviceError> {
+        let (n, ff, out) = (self.key.rows, gate.rows, self.buffers.joined.ptr);
+        self.gemm(steps.clone(), &[gate, up], self.buffers.h.addresses().h, (n, 2 * ff), Out::F16(out))?;
+        let half = |i: usize| Halves { ptr: out + (i * ff * 2) as u64, stride: 2 * ff };
+        let f = self.buffers.f.addresses().h;
+        let args = Args::default().halves(&half(0)).halves(&half(1)).int(ff).ptr(f);
+        self.push(steps, "src/kernels/norm.cu", "silu_rows", (n, ff.div_ceil(2048), 1), 256, args)?;
+        self.leave(&[(Buf::F, Left::Halves(Halves::rows(f, ff)))]);
+        Ok(())
+    }
+}
