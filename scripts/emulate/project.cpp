@@ -25,7 +25,7 @@ int main(int, char** args) {
     float most = __uint_as_float(bits), norm = exp2f(floorf((TYPE == F16 ? 14 : 5) - log2f(most)));
     const u32 tiles = (rows + 15) / 16, blocks = (cols + 255) / 256;
     std::vector<uint4> packed((size_t)tiles * blocks * tile_bytes(TYPE) / 16);
-    launch((tiles * blocks * 128 + 255) / 256, 1, 0, [&] { if (threadIdx.x < 256) pack(raw.data(), row_bytes, rows, cols, norm, (u8*)packed.data()); });
+    launch((tiles * blocks * 128 + 255) / 256, 1, 0, [&] { if (threadIdx.x < 256) pack(raw.data(), row_bytes, rows, cols, &bits, TYPE == F16 ? 14 : 5, (u8*)packed.data()); });
     const u8* w = (const u8*)packed.data();
     for (u32 r = 0; r < rows; ++r)
         for (u32 c = 0; c < cols; ++c) {

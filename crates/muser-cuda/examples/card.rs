@@ -116,7 +116,7 @@ fn check(count: u32, chunks: &[usize]) {
         let (a, b) = (reference.open(400).unwrap(), cuda.open(400).unwrap());
         // A few rows and many take different ways; so do neighbours of one sequence and of two.
         for (n, of_first) in [(4, 4), (40, 23)].into_iter().filter(|(n, _)| *n <= tokens.len()) {
-            let mut batch = |device: &mut dyn Device, first| {
+            let batch = |device: &mut dyn Device, first| {
                 let second = device.open(400).unwrap();
                 let of_second = rows(second, 0, &tokens[..n - of_first], true);
                 rows(first, 0, &tokens[..of_first], true).into_iter().chain(of_second).collect::<Vec<Row>>()

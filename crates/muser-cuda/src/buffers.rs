@@ -57,7 +57,9 @@ pub(crate) struct Buffers {
     /// Slots of widened matrices; the strict lane keeps rows' attention weights there.
     pub scratch: Memory,
     pub scratch_bytes: usize,
-    angles: [Memory; 2],
+    angles: Memory,
+    /// None where the drafter turns as the target does.
+    draft_angles: Option<Memory>,
 }
 
 /// Results of products, each with room for its planes.
@@ -76,6 +78,26 @@ pub(crate) const MOST_PARTS: usize = 128;
 
 fn alloc(gpu: Option<&Gpu>, bytes: usize) -> Result<Memory, DeviceError> {
     gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(bytes))
+}
+
+/// Cosine and sine of each position and pair, on all processors: a long context has millions.
+fn angles(head_dim: usize, theta: f64, context: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; context * head_dim / 2 * 8];
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let share = context.div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        for (thread, part) in bytes.chunks_mut(share * head_dim / 2 * 8).enumerate() {
+            scope.spawn(move || {
+                for (at, pair) in part.chunks_exact_mut(8).enumerate() {
+                    let pos = thread * share + at / (head_dim / 2);
+                    let (c, s) = strict::rope_angle(pos as u32, at % (head_dim / 2), head_dim, theta);
+                    pair[..4].copy_from_slice(&c.to_le_bytes());
+                    pair[4..].copy_from_slice(&s.to_le_bytes());
+                }
+            });
+        }
+    });
+    bytes
 }
 
 /// Width of a buffer in any pass over tokens.
@@ -118,17 +140,14 @@ impl Buffers {
         let scratch_bytes = scratch_bytes(model, lane);
         let angles = |pass: Pass| {
             let Some((g, gpu)) = plans.get(pass).map(|p| &p.geometry).zip(gpu) else { return alloc(16) };
-            let half = g.head_dim / 2;
-            let positions = 0..model.geometry().context as u32;
-            let pair = |(pos, i): (u32, usize)| strict::rope_angle(pos, i, g.head_dim, g.rope_theta);
-            let table = positions.flat_map(|pos| (0..half).map(move |i| (pos, i))).map(pair);
-            let bytes: Vec<u8> =
-                table.flat_map(|(c, s)| [c.to_le_bytes(), s.to_le_bytes()]).flatten().collect();
+            let bytes = angles(g.head_dim, g.rope_theta, model.geometry().context);
             let mut memory = gpu.alloc(bytes.len())?;
             gpu.upload(&mut memory, 0, &bytes)?;
             gpu.synchronize()?;
             Ok(memory)
         };
+        let turns = |pass| plans.get(pass).map(|p| (p.geometry.head_dim, p.geometry.rope_theta.to_bits()));
+        let shared = turns(Pass::Draft).is_none_or(|draft| Some(draft) == turns(Pass::Target));
         Ok(Buffers {
             rows: alloc(rows * ROW_BYTES)?,
             x: alloc(rows * width(Buf::X) * 4)?,
@@ -157,7 +176,8 @@ impl Buffers {
             head: alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
             scratch: alloc(scratch_bytes)?,
             scratch_bytes,
-            angles: [angles(Pass::Target)?, angles(Pass::Draft)?],
+            angles: angles(Pass::Target)?,
+            draft_angles: if shared { None } else { Some(angles(Pass::Draft)?) },
         })
     }
 
@@ -190,7 +210,8 @@ impl Buffers {
 
     /// Cosines and sines by position.
     pub fn angles(&self, pass: Pass) -> u64 {
-        self.angles[usize::from(pass != Pass::Target)].ptr
+        let draft = self.draft_angles.as_ref().filter(|_| pass != Pass::Target);
+        draft.unwrap_or(&self.angles).ptr
     }
 
     /// Where a product's result goes.

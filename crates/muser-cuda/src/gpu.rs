@@ -5,7 +5,8 @@ use crate::product::Room;
 use crate::weights::{Layout, source};
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result, sys,
+    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, PinnedHostSlice,
+    result, sys,
 };
 use cudarc::nvrtc::Ptx;
 use muser_core::{DeviceError, Lane};
@@ -141,6 +142,27 @@ impl Memory {
 
 fn no_memory() -> DeviceError {
     DeviceError::Backend("CUDA: a pass that was only described can't run; this is a defect of muser".into())
+}
+
+/// A page-locked buffer, and when what was sent from it has left. (The driver's wrapper notes that only where it tracks events.)
+pub(crate) struct Pinned {
+    memory: PinnedHostSlice<u8>,
+    sent: CudaEvent,
+}
+
+impl Pinned {
+    /// Waits until the buffer may be written.
+    pub fn bytes(&mut self) -> Result<&mut [u8], DeviceError> {
+        self.sent.synchronize().map_err(failed("wait for a copy"))?;
+        self.memory.as_mut_slice().map_err(failed("write page-locked memory"))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // A copy may still read it; an error shows at the next call.
+        let _ = self.sent.synchronize();
+    }
 }
 
 /// What decides the launches of a pass.
@@ -336,20 +358,28 @@ impl Gpu {
     }
 
     /// Page-locked memory of the host.
-    pub fn pinned(&self, bytes: usize) -> Result<PinnedHostSlice<u8>, DeviceError> {
+    pub fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
         // SAFETY: bytes of any value are valid, and every one is written before it is read.
-        unsafe { self.context.alloc_pinned_with_flags(bytes, 0) }.map_err(failed("lock pages of memory"))
+        let memory = unsafe { self.context.alloc_pinned_with_flags(bytes, 0) };
+        let sent = self.context.new_event(None).map_err(failed("create an event"))?;
+        Ok(Pinned { memory: memory.map_err(failed("lock pages of memory"))?, sent })
     }
 
-    /// Submits a copy of the whole buffer, which knows when it may be written again.
+    /// Submits a copy of the first `bytes` of a page-locked buffer.
     pub fn upload_pinned(
         &self,
         to: &mut Memory,
         at: usize,
-        bytes: &PinnedHostSlice<u8>,
+        from: &mut Pinned,
+        bytes: usize,
     ) -> Result<(), DeviceError> {
-        let mut view = to.bytes_mut()?.slice_mut(at..at + bytes.len());
-        self.stream.memcpy_htod(bytes, &mut view).map_err(failed("copy to the card"))
+        let mut view = to.bytes_mut()?.slice_mut(at..at + bytes);
+        let from_bytes = from.memory.as_slice().map_err(failed("read page-locked memory"))?;
+        let (address, _used) = view.device_ptr_mut(&self.stream);
+        // SAFETY: both ranges hold `bytes`; the buffer isn't written before the event that follows the copy (Pinned::bytes).
+        unsafe { result::memcpy_htod_async(address, &from_bytes[..bytes], self.stream.cu_stream()) }
+            .map_err(failed("copy to the card"))?;
+        from.sent.record(&self.stream).map_err(failed("record an event"))
     }
 
     /// Copies bytes from the card and waits for them.

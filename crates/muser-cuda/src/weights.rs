@@ -235,7 +235,9 @@ impl Weights {
         let mut slots: Vec<&Slot> = model.slots.keys().collect();
         slots.sort_by_key(|s| (s.net as u8, s.layer, s.kind as u8));
         let stage = if lane == Lane::Serving { staged(model) } else { 0 };
-        let mut stage = Stage { raw: gpu.alloc(stage)?, bound: gpu.alloc(4)?, uploader: Uploader::new(gpu)? };
+        let bounds = gpu.alloc(slots.len() * 4)?;
+        let mut stage =
+            Stage { raw: gpu.alloc(stage)?, bounds, packed: vec![], uploader: Uploader::new(gpu)? };
         let mut done = 0;
         for slot in slots {
             let t = model.tensor(*slot)?;
@@ -263,13 +265,12 @@ impl Weights {
                         t.cols
                     )));
                 }
-                let (matrix, memory) = stage.pack(gpu, &t, &mut |bytes| progress(done + bytes, total))?;
-                weights.matrices.insert(*slot, matrix);
+                let memory = stage.pack(gpu, *slot, &t, &mut |bytes| progress(done + bytes, total))?;
                 weights._memory.push(memory);
             }
             done += t.data.len() as u64;
         }
-        gpu.synchronize()?;
+        weights.matrices = stage.finish(gpu)?;
         Ok(weights)
     }
 }
@@ -278,10 +279,13 @@ fn absent(slot: Slot) -> DeviceError {
     DeviceError::Backend(format!("{slot} is not on the card; this is a defect of muser: use --device cpu"))
 }
 
-/// Memory on the card that a tensor passes through.
+/// What tensors pass through on their way; nothing waits for the card before the last.
 struct Stage {
+    /// A tensor's rows on the card.
     raw: Memory,
-    bound: Memory,
+    /// The bound of each matrix, from which the card takes its norm and, at the end, the host.
+    bounds: Memory,
+    packed: Vec<(Slot, Matrix)>,
     uploader: Uploader,
 }
 
@@ -317,34 +321,51 @@ impl Stage {
     fn pack(
         &mut self,
         gpu: &Gpu,
+        slot: Slot,
         t: &TensorView<'_>,
         step: &mut dyn FnMut(u64),
-    ) -> Result<(Matrix, Memory), DeviceError> {
+    ) -> Result<Memory, DeviceError> {
         let ((number, kept), layout) = (source(t.dtype, Lane::Serving), Layout::of(t.dtype));
         let to = raw_row(t.dtype, t.cols, Lane::Serving);
         upload(gpu, &mut self.uploader, t, Lane::Serving, &mut self.raw, step)?;
         // A power of two brings scales where f16 is precise; it is taken back from the products.
-        gpu.upload(&mut self.bound, 0, &[0; 4])?;
         let count = t.rows * t.cols / kept.block_len();
-        let args = Args::default().ptr(self.raw.ptr).long(count).ptr(self.bound.ptr);
+        let bound = self.bounds.ptr + (self.packed.len() * 4) as u64;
+        let args = Args::default().ptr(self.raw.ptr).long(count).ptr(bound);
         gpu.launch(gpu.kernel(&format!("bound_{number}"))?, (1024, 1, 1), 256, 0, &args.0)?;
-        let mut bytes = [0u8; 4];
-        gpu.download(&self.bound, 0, &mut bytes)?;
-        let norm = norm(f32::from_le_bytes(bytes), if layout == Layout::F16 { 14 } else { 5 });
         let memory = gpu.alloc(layout.bytes(t.rows, t.cols))?;
         let threads = t.rows.div_ceil(TILE_ROWS) * t.cols.div_ceil(TILE_COLS) * 128;
-        let args = Args::default().ptr(self.raw.ptr).long(to).int(t.rows).int(t.cols).float(norm);
+        let args = Args::default().ptr(self.raw.ptr).long(to).int(t.rows).int(t.cols).ptr(bound);
+        let args = args.int(most_exponent(layout)).ptr(memory.ptr);
         let grid = (threads.div_ceil(256) as u32, 1, 1);
-        gpu.launch(gpu.kernel(&format!("pack_{number}"))?, grid, 256, 0, &args.ptr(memory.ptr).0)?;
-        let matrix = Matrix { ptr: memory.ptr, layout, rows: t.rows, cols: t.cols, scale: t.scale / norm };
-        Ok((matrix, memory))
+        gpu.launch(gpu.kernel(&format!("pack_{number}"))?, grid, 256, 0, &args.0)?;
+        let matrix = Matrix { ptr: memory.ptr, layout, rows: t.rows, cols: t.cols, scale: t.scale };
+        self.packed.push((slot, matrix));
+        Ok(memory)
+    }
+
+    /// Waits for all matrices and takes their norms back from their scales.
+    fn finish(self, gpu: &Gpu) -> Result<HashMap<Slot, Matrix>, DeviceError> {
+        let mut bytes = vec![0u8; self.packed.len() * 4];
+        gpu.download(&self.bounds, 0, &mut bytes)?;
+        let bounds = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let finished = |((slot, matrix), bound): ((Slot, Matrix), f32)| {
+            let scale = matrix.scale / norm(bound, most_exponent(matrix.layout));
+            (slot, Matrix { scale, ..matrix })
+        };
+        Ok(self.packed.into_iter().zip(bounds).map(finished).collect())
     }
 }
 
+/// Power of two below which a layout's scales (f16: its values) are brought.
+fn most_exponent(layout: Layout) -> usize {
+    if layout == Layout::F16 { 14 } else { 5 }
+}
+
 /// The largest power of two that keeps `bound` times it at most 2^`exponent`.
-fn norm(bound: f32, exponent: i32) -> f32 {
+fn norm(bound: f32, exponent: usize) -> f32 {
     if bound > 0.0 && bound.is_finite() {
-        (f64::from(exponent) - f64::from(bound).log2()).floor().clamp(-60.0, 60.0).exp2() as f32
+        (exponent as f64 - f64::from(bound).log2()).floor().clamp(-60.0, 60.0).exp2() as f32
     } else {
         1.0
     }

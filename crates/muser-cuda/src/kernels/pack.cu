@@ -67,8 +67,17 @@ __device__ __forceinline__ int quant(const u8* b, u32 e) {
     return q;
 }
 
+// The largest power of two that keeps a bound times it at most 2^exponent, as `norm` in weights.rs.
+__device__ __forceinline__ float norm_of(u32 bound, int exponent) {
+    if (bound == 0) return 1.0f;
+    int n = exponent - ((int)(bound >> 23) - 127) - ((bound & 0x7fffff) != 0 ? 1 : 0);
+    n = n < -60 ? -60 : n > 60 ? 60 : n;
+    return __uint_as_float((u32)(n + 127) << 23);
+}
+
 // grid: ceil(tiles * blocks * 128 / 256), 256 threads. Rows and columns beyond the matrix become zero.
-extern "C" __global__ void pack(const u8* raw, u64 row_bytes, u32 rows, u32 cols, float norm, u8* out) {
+extern "C" __global__ void pack(const u8* raw, u64 row_bytes, u32 rows, u32 cols, const u32* bound, int exponent, u8* out) {
+    const float norm = norm_of(*bound, exponent);
     u32 blocks = (cols + 255) / 256;
     u64 at = (u64)blockIdx.x * 256 + threadIdx.x, tile = at / 128 / blocks;
     if (tile >= (rows + 15) / 16) return;
