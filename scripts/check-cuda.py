@@ -44,7 +44,7 @@ def compile(nvrtc, name, source, arch):
 
 def is_hot(kernel, define):
     """Kernels of a decode step and of prefill."""
-    return kernel in ("project", "widen", "tail", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store")
+    return kernel in ("project", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store")
 
 
 def main():

@@ -33,6 +33,7 @@ const COMMON: [(&str, &str, &[&str]); 3] = [
             "embed",
             "rms_norm",
             "tail",
+            "tail_rows",
             "pick_features",
             "silu_mul",
             "silu_rows",

@@ -245,13 +245,18 @@ impl<'a> Compiler<'a> {
                 };
                 let (weight, eps) =
                     post.map_or(Ok((0, 0.0)), |(s, eps)| self.weights.vector(s).map(|v| (v, eps)))?;
-                let args = Args::default().planes(&self.left(Buf::P)).ptr(weight).float(eps).ptr(b.x.ptr);
+                let p = self.left(Buf::P);
+                let args = if self.large() { Args::default().ptr(p.ptr) } else { Args::default().planes(&p) };
+                let args = args.ptr(weight).float(eps).ptr(b.x.ptr);
                 let args = args.ptr(self.weights.vector(after.0)?).float(after.1).int(hidden);
-                let args = args.activation(&self.activation(b.h.addresses())).ptr(b.rows.ptr);
+                let h = b.h.addresses();
+                let args = if self.large() { args.ptr(h.h) } else { args.activation(&h) };
                 let features = capture.map_or(0, |index| b.features.ptr + (index * hidden * 4) as u64);
-                let args = args.ptr(features).int(self.model.plans.width(plan.pass, Buf::Features));
+                let args = args.ptr(b.rows.ptr).ptr(features);
+                let args = args.int(self.model.plans.width(plan.pass, Buf::Features));
                 let steps = i..i + 1 + usize::from(capture.is_some());
-                self.push(steps.clone(), NORM, "tail", (n, 1, 1), 1024, args)?;
+                let (name, threads) = if self.large() { ("tail_rows", 256) } else { ("tail", 1024) };
+                self.push(steps.clone(), NORM, name, (n, 1, 1), threads, args)?;
                 self.leave_h(hidden);
                 Ok(steps.len())
             }
