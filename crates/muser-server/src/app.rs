@@ -3,8 +3,9 @@
 use crate::error::{ApiError, Kind, Protocol};
 use crate::fields::Fields;
 use crate::generate::Generator;
+use crate::intake::{Intake, Share};
 use crate::saved::SavedSessions;
-use axum::body::{Body, to_bytes};
+use crate::text::blocking;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -13,10 +14,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-/// A body must have come by then.
-const BODY_TIME: Duration = Duration::from_secs(60);
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// How the server meets its clients.
 #[derive(Clone, Debug)]
@@ -29,11 +27,19 @@ pub struct ServerOptions {
     pub strict: bool,
     /// Longest body in bytes.
     pub body_limit: usize,
+    /// Bytes of memory that all bodies may take while they come in and are read.
+    pub body_memory: usize,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        ServerOptions { keys: vec![], cors: vec![], strict: false, body_limit: 16 << 20 }
+        ServerOptions {
+            keys: vec![],
+            cors: vec![],
+            strict: false,
+            body_limit: 4 << 20,
+            body_memory: 512 << 20,
+        }
     }
 }
 
@@ -43,6 +49,8 @@ pub struct App {
     pub generator: Generator,
     /// How the server meets its clients.
     pub options: ServerOptions,
+    /// Receives bodies.
+    pub intake: Intake,
     /// When it started.
     pub started: Instant,
     /// What the model's file says of itself: name and value.
@@ -55,13 +63,22 @@ pub struct App {
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub SocketAddr);
 
+/// Who sent a request, and the memory that its body has been given.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The same for all requests of a client.
+    pub id: u64,
+    /// Given back with the last copy.
+    pub share: Arc<Share>,
+}
+
 impl App {
-    /// Reads a request's body as a JSON object.
-    pub async fn read(&self, request: Request) -> Result<(Fields, u64), ApiError> {
-        let client = client(&request);
-        let limit = self.options.body_limit;
-        let body = read_body(request.into_body(), limit).await?;
-        Ok((Fields::parse(&body)?, client))
+    /// Reads a request's body as a JSON object. The caller is to be kept for as long as anything of the body is.
+    pub async fn read(&self, request: Request) -> Result<(Fields, Caller), ApiError> {
+        let id = client(&request);
+        let body = self.intake.take(request.into_body()).await?;
+        let fields = blocking(|| Fields::parse(&body.bytes))?;
+        Ok((fields, Caller { id, share: body.share.clone() }))
     }
 
     /// Ends the reading of a request's fields.
@@ -79,17 +96,6 @@ impl App {
             }
             _ => Ok(()),
         }
-    }
-}
-
-async fn read_body(body: Body, limit: usize) -> Result<axum::body::Bytes, ApiError> {
-    match tokio::time::timeout(BODY_TIME, to_bytes(body, limit)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(_)) => Err(ApiError::new(
-            Kind::TooLarge,
-            format!("the body is larger than {limit} bytes or was cut off; send less, or raise --body-limit"),
-        )),
-        Err(_) => Err(ApiError::new(Kind::Timeout, "the body did not come within 60 seconds")),
     }
 }
 

@@ -17,8 +17,9 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, T
 use llguidance::{Matcher, ParserFactory};
 use muser_text::{Specials, Tokenizer};
 use serde_json::Value;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use thiserror::Error;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A grammar that was refused.
 #[derive(Debug, Error)]
@@ -27,6 +28,9 @@ pub enum GrammarError {
     #[error("{what}: {why}")]
     #[allow(missing_docs)]
     Bad { what: &'static str, why: String },
+    /// Too much is compiled already.
+    #[error("the grammars of other requests take all the memory there is for them; try again in a moment")]
+    Busy,
     /// The vocabulary cannot be constrained.
     #[error("the model's vocabulary cannot be constrained: {0}")]
     Vocabulary(String),
@@ -35,7 +39,13 @@ pub enum GrammarError {
 /// Compiled grammars that are kept: agents send the same tools with every request.
 const KEPT: usize = 32;
 /// Longest grammar text that is compiled.
-const MAX_GRAMMAR: usize = 1 << 20;
+const MAX_GRAMMAR: usize = 512 << 10;
+/// Text of all grammars that are kept or in use. A compiled one takes up to 430 times its text.
+const MAX_LIVE: usize = 1 << 20;
+/// States that following a grammar may come to; each takes 1 to 3 KB.
+const MAX_STATES: usize = 1 << 16;
+/// Bytes of text that count as one.
+const UNIT: usize = 1024;
 /// Stack of the thread that compiles: llguidance works its way down through rules and references.
 const STACK: usize = 256 << 20;
 
@@ -43,6 +53,8 @@ const STACK: usize = 256 << 20;
 const MAX_NESTING: usize = 256;
 /// Most rules of a Lark grammar, and most references in a schema: each may lead into the next.
 const MAX_CHAIN: usize = 2048;
+/// Most properties in a schema: each name is compared with all others.
+const MAX_PROPERTIES: usize = 4096;
 
 /// Refuses a Lark grammar that llguidance would need too much stack for.
 fn check_lark(text: &str) -> Result<(), String> {
@@ -66,19 +78,28 @@ fn check_lark(text: &str) -> Result<(), String> {
 
 /// The same for a JSON schema.
 fn check_schema(schema: &Value) -> Result<(), String> {
-    fn references(value: &Value) -> usize {
+    fn count(value: &Value, references: &mut usize, properties: &mut usize) {
         match value {
             Value::Object(map) => {
-                usize::from(map.contains_key("$ref")) + map.values().map(references).sum::<usize>()
+                *references += usize::from(map.contains_key("$ref"));
+                let named =
+                    ["properties", "patternProperties"].iter().filter_map(|k| map.get(*k)?.as_object());
+                *properties += named.map(serde_json::Map::len).sum::<usize>();
+                map.values().for_each(|value| count(value, references, properties));
             }
-            Value::Array(all) => all.iter().map(references).sum(),
-            _ => 0,
+            Value::Array(all) => all.iter().for_each(|value| count(value, references, properties)),
+            _ => {}
         }
     }
-    match references(schema) > MAX_CHAIN {
-        true => Err(format!("it has more than {MAX_CHAIN} references ($ref)")),
-        false => Ok(()),
+    let (mut references, mut properties) = (0, 0);
+    count(schema, &mut references, &mut properties);
+    if references > MAX_CHAIN {
+        return Err(format!("it has more than {MAX_CHAIN} references ($ref)"));
     }
+    if properties > MAX_PROPERTIES {
+        return Err(format!("it has more than {MAX_PROPERTIES} properties"));
+    }
+    Ok(())
 }
 
 /// Ids of the tokens that structure a turn.
@@ -96,12 +117,24 @@ pub struct ControlTokens {
     pub start: Vec<u32>,
 }
 
+/// A grammar that can be followed. Copies share it.
+#[derive(Clone)]
+pub struct Compiled(Arc<(Matcher, OwnedSemaphorePermit)>);
+
+impl Compiled {
+    /// A follower of its own, at the grammar's beginning.
+    fn matcher(&self) -> Matcher {
+        self.0.0.deep_clone()
+    }
+}
+
 /// Compiles grammars for one vocabulary.
 pub struct Grammars {
     factory: ParserFactory,
     control: ControlTokens,
     vocab: usize,
-    kept: Mutex<Vec<(String, Matcher)>>,
+    kept: Mutex<Vec<(String, Compiled)>>,
+    live: Arc<Semaphore>,
     /// One grammar at a time is compiled, so that hard ones cost no more than one core.
     compiling: Mutex<()>,
 }
@@ -131,9 +164,11 @@ impl Grammars {
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|e| vocabulary(e.to_string()))?;
+        let live = Arc::new(Semaphore::new(MAX_LIVE / UNIT));
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
-        Ok(Grammars { factory, control, vocab, kept: Mutex::new(vec![]), compiling: Mutex::new(()) })
+        factory.limits_mut().max_lexer_states = MAX_STATES;
+        Ok(Grammars { factory, control, vocab, kept: Mutex::new(vec![]), live, compiling: Mutex::new(()) })
     }
 
     /// The tokens that structure a turn.
@@ -151,20 +186,44 @@ impl Grammars {
         self.factory.tok_env().tok_trie().token(token)
     }
 
+    fn kept(&self) -> MutexGuard<'_, Vec<(String, Compiled)>> {
+        self.kept.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The grammar if it was compiled before; it counts as used now.
+    fn known(&self, lark: &str) -> Option<Compiled> {
+        let mut kept = self.kept();
+        let found = kept.iter().position(|(text, _)| text == lark)?;
+        let found = kept.remove(found);
+        kept.push(found);
+        kept.last().map(|(_, compiled)| compiled.clone())
+    }
+
+    /// Room for a grammar, for which those make way that are in no request, the one used longest ago first.
+    fn reserve(&self, lark: &str) -> Result<OwnedSemaphorePermit, GrammarError> {
+        let units = lark.len().div_ceil(UNIT).max(1) as u32;
+        let mut kept = self.kept();
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        loop {
+            if let Ok(permit) = self.live.clone().try_acquire_many_owned(units) {
+                return Ok(permit);
+            }
+            let unused = kept.iter().position(|(_, compiled)| Arc::strong_count(&compiled.0) == 1);
+            drop(kept.remove(unused.ok_or(GrammarError::Busy)?));
+        }
+    }
+
     /// Compiles a grammar in llguidance's Lark dialect, or takes the one that was compiled before.
-    pub fn compile(&self, lark: &str) -> Result<Matcher, GrammarError> {
+    pub fn compile(&self, lark: &str) -> Result<Compiled, GrammarError> {
         let bad = |why: String| GrammarError::Bad { what: "the grammar of this request", why };
         if lark.len() > MAX_GRAMMAR {
             return Err(bad(format!("it is {} bytes long; at most {MAX_GRAMMAR} are compiled", lark.len())));
         }
-        let mut kept = self.kept.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(at) = kept.iter().position(|(text, _)| text == lark) {
-            let found = kept.remove(at);
-            let matcher = found.1.deep_clone();
-            kept.push(found);
-            return Ok(matcher);
+        if let Some(known) = self.known(lark) {
+            return Ok(known);
         }
-        drop(kept);
         let build = || {
             let mut matcher =
                 Matcher::new(self.factory.create_parser(TopLevelGrammar::from_lark(lark.to_string())));
@@ -175,17 +234,19 @@ impl Grammars {
             matcher.compute_mask().map_err(|e| bad(e.to_string()))?;
             Ok(matcher)
         };
+        let _one = self.compiling.lock().unwrap_or_else(|e| e.into_inner());
+        // Somebody else may have asked for the same.
+        if let Some(known) = self.known(lark) {
+            return Ok(known);
+        }
+        let room = self.reserve(lark)?;
         let matcher = std::thread::scope(|scope| {
-            let _one = self.compiling.lock().unwrap_or_else(|e| e.into_inner());
             let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
             let built = thread.spawn_scoped(scope, build).map_err(|e| bad(e.to_string()))?;
             built.join().unwrap_or_else(|_| Err(bad("it cannot be compiled; simplify it".into())))
         })?;
-        let mut kept = self.kept.lock().unwrap_or_else(|e| e.into_inner());
-        if kept.len() >= KEPT {
-            kept.remove(0);
-        }
-        kept.push((lark.to_string(), matcher.deep_clone()));
-        Ok(matcher)
+        let compiled = Compiled(Arc::new((matcher, room)));
+        self.kept().push((lark.to_string(), compiled.clone()));
+        Ok(compiled)
     }
 }

@@ -156,6 +156,7 @@ impl From<muser_text::TextError> for ApiError {
 
 impl From<crate::constrain::GrammarError> for ApiError {
     fn from(error: crate::constrain::GrammarError) -> Self {
-        ApiError::new(Kind::Invalid, error.to_string())
+        let busy = matches!(error, crate::constrain::GrammarError::Busy);
+        ApiError::new(if busy { Kind::Busy } else { Kind::Invalid }, error.to_string())
     }
 }

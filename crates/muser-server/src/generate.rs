@@ -2,6 +2,7 @@
 
 use crate::constrain::{Answer, NoMoreReasoning, Turn};
 use crate::error::{ApiError, Kind};
+use crate::intake::Share;
 use crate::metrics::Metrics;
 use crate::request::{Input, Request};
 use crate::slots::{End, Refusal, Report, Sink, Slots, Work};
@@ -73,6 +74,8 @@ pub struct Generation {
     /// How many choices.
     pub n: usize,
     open: usize,
+    /// The memory that the request keeps.
+    _share: Option<Arc<Share>>,
 }
 
 impl Generation {
@@ -184,20 +187,19 @@ impl Generator {
             Some(p) => (p.tools, p.committed, p.marks, p.grammar.map(Arc::new)),
             None => (None, false, vec![tokens.len()], None),
         };
-        let is_chat = matches!(request.input, Input::Chat(_));
+        let parser = matches!(request.input, Input::Chat(_)).then(|| parser(tools.as_ref(), committed));
         let work = |choice: usize| {
             let spent = NoMoreReasoning::default();
             let grammars = self.text.grammars.clone();
             let constraint: Option<Box<dyn Constraint>> = match (&grammar, &raw) {
                 (Some(message), _) => Some(Box::new(Turn::new(grammars, message.clone(), spent.clone()))),
-                (None, Some(matcher)) => Some(Box::new(Turn::raw(grammars, matcher.deep_clone()))),
+                (None, Some(grammar)) => Some(Box::new(Turn::raw(grammars, grammar.clone()))),
                 (None, None) => None,
             };
-            let parser = is_chat.then(|| parser(tools.as_ref(), committed));
             let pipeline = Pipeline {
                 text: self.text.clone(),
                 detokenizer: self.text.tokenizer.decoder(),
-                parser,
+                parser: parser.clone(),
                 stop: stop.clone(),
                 sender: sender.clone(),
                 choice,
@@ -220,7 +222,7 @@ impl Generator {
                 constraint,
                 max_tokens,
                 reuse: request.reuse,
-                client: request.client,
+                client: request.caller.as_ref().map_or(0, |caller| caller.id),
                 deadline,
                 sink: Box::new(pipeline),
             }
@@ -237,7 +239,10 @@ impl Generator {
                 Refusal::ShuttingDown => closing(),
             });
         }
-        Ok(Generation { receiver, prompt_tokens: tokens.len(), n: request.n, open: request.n })
+        let (n, share) = (request.n, request.caller.as_ref().map(|caller| caller.share.clone()));
+        drop(request);
+        share.iter().for_each(|share| share.settle());
+        Ok(Generation { receiver, prompt_tokens: tokens.len(), n, open: n, _share: share })
     }
 }
 

@@ -5,6 +5,7 @@ pub mod constrain;
 pub mod error;
 mod fields;
 pub mod generate;
+pub mod intake;
 pub mod metrics;
 pub mod request;
 pub mod routes;

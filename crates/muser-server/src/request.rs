@@ -1,5 +1,6 @@
 //! A generation as the server runs it, whatever protocol asked for it.
 
+use crate::app::Caller;
 use crate::constrain::{Answer, Choice};
 use crate::error::{ApiError, Kind};
 use crate::fields::Fields;
@@ -102,8 +103,8 @@ pub struct Request {
     pub report_tokens: bool,
     /// When to give up.
     pub timeout: Option<Duration>,
-    /// Who asks.
-    pub client: u64,
+    /// Who asks; none within the server.
+    pub caller: Option<Caller>,
 }
 
 impl Request {
@@ -120,7 +121,7 @@ impl Request {
             reuse: true,
             report_tokens: false,
             timeout: None,
-            client: 0,
+            caller: None,
         }
     }
 
@@ -191,6 +192,9 @@ pub fn read_sampling(options: &mut SamplerOptions, fields: &mut Fields) -> Resul
     Ok(())
 }
 
+/// Most biases of one request: each step adds them all, and some routes report them.
+const MAX_BIASES: usize = 4096;
+
 /// `{"id": bias}`, or llama.cpp's `[[id, bias]]` where false forbids. Instead of an id there may be a text: each of its
 /// tokens gets the bias.
 fn read_bias(value: Option<Value>, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiError> {
@@ -226,6 +230,9 @@ fn read_bias(value: Option<Value>, tokenizer: &Tokenizer) -> Result<Vec<(u32, f3
             })?
         }
         Some(_) => return Err(wrong("must be an object")),
+    }
+    if biases.len() > MAX_BIASES {
+        return Err(wrong(&format!("{} tokens have a bias; at most {MAX_BIASES} may", biases.len())));
     }
     Ok(biases.into_iter().collect())
 }

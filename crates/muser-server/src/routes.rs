@@ -10,6 +10,7 @@ mod openai;
 mod ops;
 mod responses;
 mod slots;
+mod tokens;
 
 use crate::app::{App, guard, protocol};
 use crate::error::{ApiError, Kind};
@@ -39,8 +40,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/messages/count_tokens", post(anthropic::count))
         .route("/completion", post(llamacpp::completion))
         .route("/completions", post(llamacpp::completion))
-        .route("/tokenize", post(llamacpp::tokenize))
-        .route("/detokenize", post(llamacpp::detokenize))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(llamacpp::apply_template))
         .route("/props", get(llamacpp::props))
         .route("/slots", get(slots::list))

@@ -1,6 +1,7 @@
 //! Listening, and stopping without losing what runs.
 
 mod accept;
+mod stall;
 #[cfg(feature = "tls")]
 mod tls;
 

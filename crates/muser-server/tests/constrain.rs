@@ -3,7 +3,9 @@
 
 use muser_core::session::Constraint;
 use muser_format::Gguf;
-use muser_server::constrain::{Answer, Choice, Grammars, MessageGrammar, NoMoreReasoning, Turn};
+use muser_server::constrain::{
+    Answer, Choice, GrammarError, Grammars, MessageGrammar, NoMoreReasoning, Turn,
+};
 use muser_text::{Specials, Tokenizer, Vocab};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -356,6 +358,20 @@ fn hostile_grammars_come_to_an_end() {
     assert!(built.is_ok_and(|grammar| grammar.is_some()), "the tool's values are free then");
 }
 
+/// Grammars that are in use count against those to come; those that are only kept make way.
+#[test]
+fn compiled_grammars_are_bounded_together() {
+    let grammars = Grammars::new(&MINI.0, MINI.0.vocab_size()).unwrap();
+    let large = |i: usize| Answer::Lark(format!("start: \"a{i}\"\n// {}", "x".repeat(500 << 10)));
+    let first = large(1).compile(&grammars).unwrap();
+    let second = large(2).compile(&grammars).unwrap();
+    let error = large(3).compile(&grammars).err();
+    assert!(matches!(error, Some(GrammarError::Busy)), "{error:?}");
+    large(2).compile(&grammars).unwrap();
+    drop((first, second));
+    large(3).compile(&grammars).unwrap();
+}
+
 /// Random walks through what is allowed always end in valid output.
 #[test]
 fn random_walks_end_in_valid_json() {
@@ -366,7 +382,7 @@ fn random_walks_end_in_valid_json() {
     let mut random = 1u64;
     let mut finished = 0;
     for _ in 0..30 {
-        let mut turn = Turn::raw(grammars.clone(), matcher.deep_clone());
+        let mut turn = Turn::raw(grammars.clone(), matcher.clone());
         let mut output = vec![];
         for _ in 0..300 {
             let mask = turn.mask().unwrap().unwrap();

@@ -329,6 +329,7 @@ async fn keys_origins_and_limits() {
         cors: vec!["https://app.example".into()],
         strict: true,
         body_limit: 1000,
+        ..ServerOptions::default()
     };
     let server = Setup { server: options, ..Setup::default() }.start();
     let ask = |path: &str, header: Option<(&str, &str)>, body: String| {

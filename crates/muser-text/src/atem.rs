@@ -52,6 +52,7 @@ impl Tag {
     }
 }
 
+#[derive(Clone)]
 enum Place {
     /// Outside an invoke: block tags and white space.
     Outside,
@@ -78,6 +79,7 @@ enum Close {
 }
 
 /// The calls of one message.
+#[derive(Clone)]
 pub(crate) struct CallParser {
     recipient: String,
     tools: Tools,

@@ -61,6 +61,7 @@ pub(crate) const CONTROL: [&str; 12] = [
 pub(crate) const CALLS: &str = "<atem:function_calls>";
 
 /// Where the parser stands.
+#[derive(Clone)]
 enum State {
     /// Between `<|start|>assistant` and `<|message|>`.
     Header,
@@ -77,13 +78,15 @@ enum State {
 }
 
 /// A call block in an answer, kept until it is shown to be text or the message ends.
+#[derive(Clone)]
 struct Doubt {
     text: String,
     call: CallParser,
     events: Vec<Event>,
 }
 
-/// The incremental parser of one assistant turn.
+/// The incremental parser of one assistant turn. Copies share the tools.
+#[derive(Clone)]
 pub struct ChannelParser {
     state: State,
     /// Text that came, and how much of it is dealt with.
@@ -410,7 +413,7 @@ fn push_text(events: &mut Vec<Event>, event: Event) {
 }
 
 /// The current line of an answer.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Line {
     /// Its first three characters that are not blank.
     lead: String,

@@ -1,6 +1,6 @@
 //! The grammar of one message of a turn: header, then a body that is constrained where the request says so.
 
-use super::{GrammarError, Grammars, check_lark, check_schema, gbnf, tools};
+use super::{Compiled, GrammarError, Grammars, MAX_PROPERTIES, check_lark, check_schema, gbnf, tools};
 use llguidance::Matcher;
 use serde_json::{Value, json};
 
@@ -52,8 +52,8 @@ pub enum Channel {
 /// A compiled message grammar.
 pub struct MessageGrammar {
     /// With and without reasoning; the same where only one is needed.
-    reasoning: Matcher,
-    silent: Matcher,
+    reasoning: Compiled,
+    silent: Compiled,
     free_answer: bool,
     calls: bool,
     parallel: bool,
@@ -83,7 +83,7 @@ impl Answer {
     }
 
     /// The whole output as one grammar.
-    pub fn compile(&self, grammars: &Grammars) -> Result<Matcher, GrammarError> {
+    pub fn compile(&self, grammars: &Grammars) -> Result<Compiled, GrammarError> {
         let lark = match self {
             Answer::Gbnf(text) => gbnf::to_lark(text)?,
             Answer::Lark(text) => {
@@ -155,6 +155,10 @@ impl MessageGrammar {
             Choice::Named(name) => functions.into_iter().filter(|f| f.name == *name).collect(),
             _ => functions,
         };
+        if offered.iter().map(tools::Function::parameters).sum::<usize>() > MAX_PROPERTIES {
+            let why = format!("they have more than {MAX_PROPERTIES} parameters");
+            return Err(GrammarError::Bad { what: "the tools", why });
+        }
         let answers = matches!(choice, Choice::Auto | Choice::None) || offered.is_empty();
         let body = answer.lark()?;
         let lark = |reasoning: bool, typed: bool| {
@@ -200,7 +204,7 @@ impl MessageGrammar {
     }
 
     pub(super) fn matcher(&self, silent: bool) -> Matcher {
-        if silent { self.silent.deep_clone() } else { self.reasoning.deep_clone() }
+        if silent { self.silent.matcher() } else { self.reasoning.matcher() }
     }
 
     /// The channel of a header such as ` to=self`.

@@ -3,6 +3,7 @@
 use super::message::json_options;
 use super::{MAX_GRAMMAR, check_schema};
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::fmt::Write;
 
 /// The value of a parameter whose text is free, with its closing tag.
@@ -41,6 +42,11 @@ fn literal(text: &str) -> String {
 }
 
 impl Function<'_> {
+    /// How many parameters it has.
+    pub(super) fn parameters(&self) -> usize {
+        self.parameters.and_then(|p| p.get("properties")?.as_object()).map_or(0, Map::len)
+    }
+
     /// Adds the rules `t{i}...` of this tool and gives its alternative of a message: header, body.
     pub(super) fn lark(&self, i: usize, typed: bool, rules: &mut String) -> String {
         let name = self.name;
@@ -60,9 +66,8 @@ impl Function<'_> {
         let empty = Map::new();
         let parameters = self.parameters.unwrap_or(&empty);
         let properties = parameters.get("properties").and_then(Value::as_object).unwrap_or(&empty);
-        let listed =
-            parameters.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-        let is_required = |key: &str| listed.iter().any(|r| r.as_str() == Some(key));
+        let listed = parameters.get("required").and_then(Value::as_array).into_iter().flatten();
+        let listed: HashSet<&str> = listed.filter_map(Value::as_str).collect();
         let typed = typed && check_schema(&Value::Object(parameters.clone())).is_ok();
         let (mut required, mut optional) = (vec![], vec![]);
         for (n, (key, schema)) in properties.iter().enumerate() {
@@ -73,7 +78,7 @@ impl Function<'_> {
             let rule = format!("t{i}p{n}");
             // Writing to a String cannot fail.
             let _ = writeln!(rules, "{rule}: {}", parameter(key, schema, parameters, typed));
-            if is_required(key) { required.push(rule) } else { optional.push(rule) }
+            if listed.contains(key.as_str()) { required.push(rule) } else { optional.push(rule) }
         }
         let open_ended = parameters.get("additionalProperties").is_some_and(|a| *a != Value::Bool(false));
         if open_ended || properties.is_empty() && !parameters.contains_key("additionalProperties") {

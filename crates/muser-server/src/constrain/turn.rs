@@ -1,7 +1,7 @@
 //! A turn as a [`Constraint`]: which message may come, what it may hold, and when it may end.
 
 use super::message::Channel;
-use super::{ControlTokens, Grammars, MessageGrammar};
+use super::{Compiled, ControlTokens, Grammars, MessageGrammar};
 use llguidance::Matcher;
 use muser_core::sample::{SampleError, TokenMask};
 use muser_core::session::Constraint;
@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub type NoMoreReasoning = Arc<AtomicBool>;
 
 enum State {
+    /// Before the first token. A request that waits has no follower of its own yet.
+    Waiting,
     /// In the header, and in the body where that is constrained.
     Message { matcher: Box<Matcher>, header: Vec<u8>, channel: Option<Channel> },
     /// In a body that may say anything.
@@ -26,6 +28,7 @@ enum State {
 pub struct Turn {
     grammars: Arc<Grammars>,
     message: Option<Arc<MessageGrammar>>,
+    raw: Option<Compiled>,
     no_more_reasoning: NoMoreReasoning,
     state: State,
     words: Vec<u32>,
@@ -51,26 +54,38 @@ impl Turn {
         message: Arc<MessageGrammar>,
         no_more_reasoning: NoMoreReasoning,
     ) -> Self {
-        let state = header(&message, &no_more_reasoning);
-        let mask = TokenMask::none(grammars.vocab());
-        Turn {
-            grammars,
-            message: Some(message),
-            no_more_reasoning,
-            state,
-            words: vec![],
-            mask,
-            ready: Ready::No,
-        }
+        Self::begin(grammars, Some(message), None, no_more_reasoning)
     }
 
     /// An output that follows one grammar from its first token on.
-    pub fn raw(grammars: Arc<Grammars>, matcher: Matcher) -> Self {
-        let state =
-            State::Message { matcher: Box::new(matcher), header: vec![], channel: Some(Channel::Raw) };
+    pub fn raw(grammars: Arc<Grammars>, grammar: Compiled) -> Self {
+        Self::begin(grammars, None, Some(grammar), NoMoreReasoning::default())
+    }
+
+    fn begin(
+        grammars: Arc<Grammars>,
+        message: Option<Arc<MessageGrammar>>,
+        raw: Option<Compiled>,
+        no_more_reasoning: NoMoreReasoning,
+    ) -> Self {
         let mask = TokenMask::none(grammars.vocab());
-        let no_more_reasoning = NoMoreReasoning::default();
-        Turn { grammars, message: None, no_more_reasoning, state, words: vec![], mask, ready: Ready::No }
+        let (state, words, ready) = (State::Waiting, vec![], Ready::No);
+        Turn { grammars, message, raw, no_more_reasoning, state, words, mask, ready }
+    }
+
+    /// Leaves [`State::Waiting`].
+    fn start(&mut self) {
+        if !matches!(self.state, State::Waiting) {
+            return;
+        }
+        self.state = match (&self.raw, &self.message) {
+            (Some(raw), _) => {
+                let matcher = Box::new(raw.matcher());
+                State::Message { matcher, header: vec![], channel: Some(Channel::Raw) }
+            }
+            (None, Some(message)) => header(message, &self.no_more_reasoning),
+            (None, None) => State::Over,
+        };
     }
 
     /// Tokens that may end a message of `channel`.
@@ -111,6 +126,7 @@ impl Constraint for Turn {
 
     fn accept(&mut self, token: u32) -> Result<(), SampleError> {
         self.ready = Ready::No;
+        self.start();
         let control = self.grammars.control();
         let ended = match &mut self.state {
             State::Free(_) => token == control.eom || control.ends.contains(&token),
@@ -139,7 +155,7 @@ impl Constraint for Turn {
                 }
                 false
             }
-            State::Over => false,
+            State::Over | State::Waiting => false,
         };
         if ended {
             self.state = if token == control.eom { State::Between(0) } else { State::Over };
@@ -150,6 +166,7 @@ impl Constraint for Turn {
 
 impl Turn {
     fn make(&mut self) -> Result<Ready, SampleError> {
+        self.start();
         let all = self.grammars.vocab().div_ceil(32);
         let control = self.grammars.control().clone();
         self.words.clear();
@@ -165,7 +182,7 @@ impl Turn {
                 self.words.resize(all, 0);
                 next.into_iter().for_each(|token| self.set(token, true));
             }
-            State::Over => {
+            State::Over | State::Waiting => {
                 self.words.resize(all, 0);
                 self.set(control.eot, true);
             }

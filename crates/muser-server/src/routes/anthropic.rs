@@ -7,6 +7,7 @@ use crate::fields::Fields;
 use crate::generate::{Finish, Output, Usage};
 use crate::request::{Chat, Input, Level, Reasoning, Request, not_text, read_sampling, read_text_format};
 use crate::stream::{self, Encoder, event};
+use crate::text::blocking;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -26,9 +27,9 @@ pub async fn messages(State(app): State<Arc<App>>, request: axum::extract::Reque
 /// `POST /v1/messages/count_tokens`
 pub async fn count(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
     let counted = async {
-        let (mut fields, _) = app.read(request).await?;
+        let (mut fields, _caller) = app.read(request).await?;
         app.check_model(fields.string("model")?)?;
-        let (chat, answer) = read_chat(&mut fields)?;
+        let (chat, answer) = blocking(|| read_chat(&mut fields))?;
         let prompt = app.generator.text.prompt(&chat, &answer, true)?;
         Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
     };
@@ -36,12 +37,12 @@ pub async fn count(State(app): State<Arc<App>>, request: axum::extract::Request)
 }
 
 async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Response, ApiError> {
-    let (mut fields, client) = app.read(request).await?;
+    let (mut fields, caller) = app.read(request).await?;
     app.check_model(fields.string("model")?)?;
-    let (chat, answer) = read_chat(&mut fields)?;
+    let (chat, answer) = blocking(|| read_chat(&mut fields))?;
     let mut request = Request::new(Input::Chat(Box::new(chat)));
     request.answer = answer;
-    request.client = client;
+    request.caller = Some(caller);
     let missing = || ApiError::field("max_tokens", "max_tokens is missing; it must be at least 1");
     request.max_tokens = Some(fields.count("max_tokens")?.filter(|n| *n > 0).ok_or_else(missing)?);
     request.stop = fields.strings("stop_sequences")?;

@@ -7,7 +7,7 @@ use crate::fields::Fields;
 use crate::generate::{Collected, Finish, Output, Usage};
 use crate::request::{Chat, Input, Reasoning, Request, check_logprobs, read_choice};
 use crate::stream::{self, Encoder, data};
-use crate::text::TextModel;
+use crate::text::{TextModel, blocking};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -41,9 +41,9 @@ pub async fn route(State(app): State<Arc<App>>, request: axum::extract::Request)
 /// `POST /v1/chat/completions/input_tokens`
 pub async fn count(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
     let counted = async {
-        let (mut fields, _) = app.read(request).await?;
+        let (mut fields, _caller) = app.read(request).await?;
         app.check_model(fields.string("model")?)?;
-        let (request, _) = read(&app, &mut fields)?;
+        let (request, _) = blocking(|| read(&app, &mut fields))?;
         app.finish(fields)?;
         let tokens = app.generator.count(&request)?;
         Ok(Json(json!({"object": "chat.completion.input_tokens", "input_tokens": tokens})).into_response())
@@ -58,11 +58,11 @@ struct Sending {
 }
 
 async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Response, ApiError> {
-    let (mut fields, client) = app.read(request).await?;
+    let (mut fields, caller) = app.read(request).await?;
     app.check_model(fields.string("model")?)?;
-    let (mut request, sending) = read(&app, &mut fields)?;
+    let (mut request, sending) = blocking(|| read(&app, &mut fields))?;
     app.finish(fields)?;
-    request.client = client;
+    request.caller = Some(caller);
     let generation = app.generator.start(request)?;
     let text = app.generator.text.clone();
     if sending.stream {

@@ -22,11 +22,11 @@ pub async fn route(State(app): State<Arc<App>>, request: axum::extract::Request)
 }
 
 async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Response, ApiError> {
-    let (mut fields, client) = app.read(request).await?;
+    let (mut fields, caller) = app.read(request).await?;
     app.check_model(fields.string("model")?)?;
     let prompts = read_prompts(&app.generator.text, fields.take("prompt"))?;
     let mut request = read(&app, &mut fields)?;
-    request.client = client;
+    request.caller = Some(caller);
     let stream = fields.flag("stream")?.unwrap_or(false);
     let include_usage = match fields.object("stream_options")? {
         Some(mut options) => options.flag("include_usage")?.unwrap_or(false),
@@ -68,6 +68,7 @@ async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Respon
         return Ok(stream::response(start(&tokens)?, chunks, stream::SSE));
     }
     let generations = prompts.iter().map(start).collect::<Result<Vec<Generation>, _>>()?;
+    drop(request);
     let (mut choices, mut usages, mut prompt_tokens) = (vec![], vec![], 0);
     for (generation, prompt) in generations.into_iter().zip(&prompts) {
         prompt_tokens += generation.prompt_tokens;

@@ -8,7 +8,7 @@ use crate::error::{ApiError, Kind, Protocol};
 use crate::generate::{Finish, Generation, Output, TokenReport, Usage};
 use crate::request::{Input, Request, check_logprobs, not_text};
 use crate::stream::{self, Encoder, data};
-use crate::text::{TextModel, blocking};
+use crate::text::TextModel;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -28,7 +28,7 @@ pub async fn completion(State(app): State<Arc<App>>, request: axum::extract::Req
 }
 
 async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
-    let (mut fields, client) = app.read(request).await?;
+    let (mut fields, caller) = app.read(request).await?;
     let (prompts, several) = match fields.take("prompt") {
         // Texts and token ids may be mixed in one prompt.
         Some(Value::Array(parts)) if parts.iter().any(Value::is_number) => {
@@ -51,7 +51,7 @@ async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
     }
     let mut request = Request::new(Input::Tokens(vec![]));
     request.read_common(&mut fields, &app.generator.text.tokenizer)?;
-    request.client = client;
+    request.caller = Some(caller);
     // -1 is without limit; 0 only fills the cache, which one token does as well.
     let max = fields.integer("n_predict")?.or(fields.integer("max_tokens")?);
     request.max_tokens = max.and_then(|n| usize::try_from(n).ok()).map(|n| n.max(1));
@@ -90,6 +90,7 @@ async fn complete(app: Arc<App>, request: axum::extract::Request) -> Reply {
         Ok::<_, ApiError>((app.generator.start(request)?, pieces))
     };
     let mut started = prompts.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
+    drop(request);
     if stream {
         let (generation, pieces) = started.remove(0);
         return Ok(stream::response(generation, pieces, stream::SSE));
@@ -226,51 +227,10 @@ impl Encoder for Pieces {
     }
 }
 
-/// `POST /tokenize`
-pub async fn tokenize(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
-    let read = async {
-        let (mut fields, _) = app.read(request).await?;
-        let content =
-            fields.string("content")?.ok_or_else(|| ApiError::field("content", "content is missing"))?;
-        let specials =
-            if fields.flag("parse_special")?.unwrap_or(true) { Specials::Parse } else { Specials::Plain };
-        let (start, pieces) =
-            (fields.flag("add_special")?.unwrap_or(false), fields.flag("with_pieces")?.unwrap_or(false));
-        app.finish(fields)?;
-        let tokenizer = &app.generator.text.tokenizer;
-        let bos = tokenizer.bos().filter(|_| start);
-        let tokens: Vec<u32> =
-            bos.into_iter().chain(blocking(|| tokenizer.encode(&content, specials))).collect();
-        let piece = |id: &u32| match std::str::from_utf8(tokenizer.token_bytes(*id).unwrap_or_default()) {
-            Ok(text) => json!({"id": id, "piece": text}),
-            // Half a character is given as its bytes.
-            Err(_) => json!({"id": id, "piece": tokenizer.token_bytes(*id)}),
-        };
-        let tokens = if pieces { tokens.iter().map(piece).collect() } else { json!(tokens) };
-        Ok(Json(json!({"tokens": tokens})).into_response())
-    };
-    reply(read.await)
-}
-
-/// `POST /detokenize`
-pub async fn detokenize(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
-    let read = async {
-        let (mut fields, _) = app.read(request).await?;
-        let wrong = || ApiError::field("tokens", "tokens must be an array of token ids");
-        let Some(Value::Array(ids)) = fields.take("tokens") else { return Err(wrong()) };
-        app.finish(fields)?;
-        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong);
-        let ids = ids.iter().map(id).collect::<Result<Vec<_>, _>>()?;
-        let bytes = app.generator.text.tokenizer.decode(&ids);
-        Ok(Json(json!({"content": String::from_utf8_lossy(&bytes)})).into_response())
-    };
-    reply(read.await)
-}
-
 /// `POST /apply-template`
 pub async fn apply_template(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
     let read = async {
-        let (mut fields, _) = app.read(request).await?;
+        let (mut fields, _caller) = app.read(request).await?;
         let messages =
             fields.take("messages").ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
         let chat = read_chat(&mut fields, messages)?;

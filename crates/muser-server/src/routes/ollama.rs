@@ -27,12 +27,12 @@ pub async fn generate(State(app): State<Arc<App>>, request: axum::extract::Reque
 }
 
 async fn answer(app: Arc<App>, request: axum::extract::Request, chat: bool) -> Result<Response, ApiError> {
-    let (mut fields, client) = app.read(request).await?;
+    let (mut fields, caller) = app.read(request).await?;
     app.check_model(fields.string("model")?)?;
     let stream = fields.flag("stream")?.unwrap_or(true);
     let input = if chat { read_chat(&mut fields)? } else { read_prompt(&app, &mut fields)? };
     let mut request = Request::new(input.unwrap_or(Input::Tokens(vec![])));
-    request.client = client;
+    request.caller = Some(caller);
     request.answer = match fields.take("format") {
         None => Answer::Free,
         Some(Value::String(word)) if word.is_empty() => Answer::Free,

@@ -7,6 +7,7 @@ use crate::fields::Fields;
 use crate::generate::{Finish, Output, Usage};
 use crate::request::{Input, Request, only_text, read_sampling, read_text_format};
 use crate::stream::{self, Encoder, event};
+use crate::text::blocking;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -38,8 +39,8 @@ pub async fn route(State(app): State<Arc<App>>, request: axum::extract::Request)
 /// `POST /v1/responses/input_tokens`
 pub async fn count(State(app): State<Arc<App>>, request: axum::extract::Request) -> Response {
     let counted = async {
-        let (mut fields, _) = app.read(request).await?;
-        let request = read(&app, &mut fields)?;
+        let (mut fields, _caller) = app.read(request).await?;
+        let request = blocking(|| read(&app, &mut fields))?;
         app.finish(fields)?;
         let tokens = app.generator.count(&request)?;
         Ok(Json(json!({"object": "response.input_tokens", "input_tokens": tokens})).into_response())
@@ -83,10 +84,10 @@ fn read(app: &App, fields: &mut Fields) -> Result<Request, ApiError> {
 }
 
 async fn answer(app: Arc<App>, request: axum::extract::Request) -> Result<Response, ApiError> {
-    let (mut fields, client) = app.read(request).await?;
+    let (mut fields, caller) = app.read(request).await?;
     let summary = wants_summary(&mut fields);
-    let mut request = read(&app, &mut fields)?;
-    request.client = client;
+    let mut request = blocking(|| read(&app, &mut fields))?;
+    request.caller = Some(caller);
     let stream = fields.flag("stream")?.unwrap_or(false);
     app.finish(fields)?;
     let mut generation = app.generator.start(request)?;
@@ -146,6 +147,9 @@ fn read_item(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), Ap
         }
         messages.last_mut().map(|m| m[key].take()).unwrap_or_default()
     };
+    if !item.is_object() {
+        return Err(ApiError::field(at, format!("{at} must be an object")));
+    }
     match item.get("type").and_then(Value::as_str).unwrap_or("message") {
         "message" => {
             only_text(&format!("{at}.content"), item.get("content"))?;
@@ -166,7 +170,10 @@ fn read_item(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<(), Ap
             }
         }
         "function_call" => {
-            let mut calls = part_of_turn(messages, "tool_calls").as_array().cloned().unwrap_or_default();
+            let mut calls = match part_of_turn(messages, "tool_calls") {
+                Value::Array(calls) => calls,
+                _ => vec![],
+            };
             calls.push(json!({
                 "id": item.get("call_id"), "type": "function",
                 "function": {"name": item.get("name"), "arguments": item.get("arguments")},

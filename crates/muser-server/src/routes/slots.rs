@@ -72,7 +72,7 @@ async fn file_name(
     saved: &SavedSessions,
     request: axum::extract::Request,
 ) -> Result<String, ApiError> {
-    let (mut fields, _) = app.read(request).await?;
+    let (mut fields, _caller) = app.read(request).await?;
     let name =
         fields.string("filename")?.ok_or_else(|| ApiError::field("filename", "filename is missing"))?;
     app.finish(fields)?;

@@ -9,6 +9,7 @@ use muser_core::{Device, DeviceError, DeviceInfo, Engine, Lane, Model, Observer,
 use muser_format::Gguf;
 use muser_server::app::{App, ServerOptions};
 use muser_server::generate::Generator;
+use muser_server::intake::Intake;
 use muser_server::metrics::Metrics;
 use muser_server::saved::SavedSessions;
 use muser_server::slots::{SlotOptions, Slots};
@@ -49,6 +50,8 @@ pub struct Stage {
     /// Closed: passes wait. Used to look at a server in the middle of its work.
     gate: Mutex<bool>,
     opened: Condvar,
+    /// Passes that have come to a closed gate.
+    pub held: AtomicUsize,
     /// Passes fail.
     pub broken: AtomicBool,
     pub open_sequences: Mutex<usize>,
@@ -72,6 +75,7 @@ impl Stage {
 
     fn wait(&self) {
         let mut gate = self.gate.lock().unwrap();
+        self.held.fetch_add(usize::from(*gate), Ordering::Relaxed);
         while *gate {
             gate = self.opened.wait(gate).unwrap();
         }
@@ -273,8 +277,10 @@ impl Setup {
             timeout: None,
             free_calls: self.free_calls,
         };
+        let intake = Intake::new(self.server.body_limit, self.server.body_memory);
         let app = App {
             generator,
+            intake,
             options: self.server,
             started: Instant::now(),
             details: Default::default(),

@@ -4,7 +4,7 @@ use super::{TAGS, Tag};
 use std::collections::VecDeque;
 
 /// Tags that stand in a text, from the first that is not dealt with.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Tags {
     /// Where each stands.
     all: VecDeque<(usize, Tag)>,

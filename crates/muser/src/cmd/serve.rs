@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use muser_core::{DraftMode, Engine};
 use muser_server::app::{App, ServerOptions};
 use muser_server::generate::Generator;
+use muser_server::intake::Intake;
 use muser_server::metrics::Metrics;
 use muser_server::saved::SavedSessions;
 use muser_server::serve::Tls;
@@ -71,8 +72,11 @@ pub struct Serve {
     #[arg(long)]
     free_calls: bool,
     /// MiB that a request's body may have
-    #[arg(long, value_name = "MIB", default_value_t = 16)]
+    #[arg(long, value_name = "MIB", default_value_t = 4)]
     body_limit: usize,
+    /// MiB of memory that all bodies may take while they are read; more wait, or are refused with 503
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    body_memory: usize,
     /// Choices that a request may ask for
     #[arg(long, value_name = "N", default_value_t = 8)]
     max_n: usize,
@@ -150,8 +154,10 @@ impl Serve {
             cors: self.cors,
             strict: self.strict_requests,
             body_limit: self.body_limit << 20,
+            body_memory: self.body_memory << 20,
         };
-        let app = Arc::new(App { generator, options, started: Instant::now(), details, saved });
+        let intake = Intake::new(options.body_limit, options.body_memory);
+        let app = Arc::new(App { generator, options, intake, started: Instant::now(), details, saved });
         // The one line on standard output, for scripts that wait for it.
         let grace = Duration::from_secs(self.grace);
         serve::run(app, address, grace, tls, |at| println!("listening on {scheme}://{at}"))?;
