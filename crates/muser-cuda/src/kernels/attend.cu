@@ -295,14 +295,14 @@ extern "C" __global__ void qk_rows(const Row* rows, const Halves q, const Halves
     }
 }
 
-#define KEYS 32
+#define KEYS 32   // no more than a ring holds
 #define PAIR 2   // query rows of a warp
 #define BLOCK_ROWS (8 * PAIR)
 
 // KEYS keys out of shared memory (see fetch in attend_rows for where their pieces stand) for both rows of a warp, so that what is read
 // serves twice. q: the rows' queries, as the A operands of 8 steps each. Maxima stay in units of the raw product.
-__device__ __forceinline__ void flash_shared(Flash s[PAIR], u32 q, const uint4* k, const uint4* v, u32 base, const u32 first[PAIR], const u32 last[PAIR], float unit) {
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+__device__ __forceinline__ void flash_shared(Flash s[PAIR], u32 q, const uint4* k, const uint4* v, u32 base, const u32 first[PAIR], const u32 last[PAIR], float unit, u32 lane) {
+    const u32 g = lane >> 2, t = lane & 3;
     float c[PAIR][KEYS / 8][4];
 #pragma unroll
     for (int m = 0; m < PAIR; ++m)
@@ -472,28 +472,35 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
     const u16* k = ((u16**)cache.k)[low.slot] + kv_head * HD;
     const u16* v = ((u16**)cache.v)[low.slot] + kv_head * HD;
     const float unit = scale * 1.4426950408889634f;   // exp(x * scale) = 2^(x * unit)
-    auto fetch = [&](u32 base, int stage) {
+    // A thread copies the same piece of two keys of every KEYS; their place in the cache advances with them. What a ring holds behind the
+    // last key is masked, a plane's last key is read again. Pieces stand where the lanes of a quarter warp read eight different banks.
+    const u32 tid = threadIdx.x, key = tid >> 4, c = tid & 15, wraps = cache.window ? cache.capacity : ~0u, limit = cache.window ? ~0u : to - 1;
+    const u32 k_at = key * 16 + (((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4)), v_at = key * 16 + (c ^ ((key >> 1) & 1) ^ (key & 4)) + KEYS * 16;
+    u32 next = row_of(cache, from + key);
+    auto fetch = [&](int stage) {
+        const u32 to_stage = (u32)__cvta_generic_to_shared(tiles + stage * 2 * KEYS * 16);
 #pragma unroll
-        for (int i = 0; i < KEYS * 16 / 256; ++i) {
-            u32 at = i * 256 + threadIdx.x, key = at >> 4, c = at & 15;
-            u64 from_row = (u64)row_of(cache, base + key < to ? base + key : to - 1) * cache.width;
-            // Pieces stand where the lanes of a quarter warp read eight different banks.
-            u32 ck = ((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4), cv = c ^ ((key >> 1) & 1) ^ ((key & 4));
-            copy16_near((u32)__cvta_generic_to_shared(tiles + stage * 2 * KEYS * 16 + key * 16 + ck), k + from_row + c * 8);
-            copy16_near((u32)__cvta_generic_to_shared(tiles + (stage * 2 + 1) * KEYS * 16 + key * 16 + cv), v + from_row + c * 8);
+        for (int i = 0; i < 2; ++i) {
+            u32 row = next + i * 16;
+            if (row >= wraps) row -= wraps;
+            const u64 at = (u64)(row < limit ? row : limit) * cache.width + c * 8;
+            copy16_near(to_stage + (i * 256 + k_at) * 16, k + at);
+            copy16_near(to_stage + (i * 256 + v_at) * 16, v + at);
         }
+        next += KEYS;
+        if (next >= wraps) next -= wraps;
         commit();
     };
-    fetch(from, 0);
+    fetch(0);
     int stage = 0;
 #pragma unroll 1
     for (u32 base = from; base < to; base += KEYS, stage ^= 1) {
         arrived<0>();
         // Keys are there for all warps, and all are done with those before, whose place is free.
         __syncthreads();
-        if (base + KEYS < to) fetch(base + KEYS, stage ^ 1);
+        if (base + KEYS < to) fetch(stage ^ 1);
         if (base < last[PAIR - 1] && base + KEYS > first[0])
-            flash_shared(s, keep(q_at), tiles + stage * 2 * KEYS * 16, tiles + (stage * 2 + 1) * KEYS * 16, base, first, last, unit);
+            flash_shared(s, keep(q_at), tiles + stage * 2 * KEYS * 16, tiles + (stage * 2 + 1) * KEYS * 16, base, first, last, unit, tid & 31);
     }
 #pragma unroll
     for (int m = 0; m < PAIR; ++m) {
