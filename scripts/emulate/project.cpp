@@ -33,7 +33,10 @@ int main(int, char** args) {
             expect(fabsf(got - want) <= 2e-3f * fabsf(want) + most * 1e-5f, "weight", got, want);
         }
     std::vector<uint4> wide((size_t)rows * cols / 8);
-    launch((tiles * blocks * 128 + 255) / 256, 1, 0, [&] { if (threadIdx.x < 256) widen(w, rows, cols, 0x40004000, (u16*)wide.data()); });
+    launch((tiles * blocks * 128 + 255) / 256, 1, 0, [&] {
+        if (threadIdx.x < 256) widen(w, rows, cols, 0x40004000, (u16*)wide.data());
+        else __syncthreads();   // its only one
+    });
     for (u32 i = 0; i < rows * cols; ++i) {
         float got = half_to_float(((u16*)wide.data())[i]) / norm / 2.0f;
         expect(fabsf(got - values[i]) <= 2e-3f * fabsf(values[i]) + most * 0.01f, "widen", got, values[i]);
