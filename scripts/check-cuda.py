@@ -9,6 +9,9 @@ import ctypes, glob, hashlib, os, re, subprocess, sys, tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
 HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh"]
+# What stands between these and a file of the strict lane.
+STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "strict_project.cu": ["strict.cuh", "panels.cuh"],
+          "strict_pack.cu": ["panels.cuh", "pack.cu"]}
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 TUNED = ["sm_80", "sm_86", "sm_89", "sm_90a"]  # later ones compile; their registers have not been tuned
 WHEELS = ["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-cuobjdump==13.*"]
@@ -26,7 +29,7 @@ def environment():
 def compile(nvrtc, name, source, arch):
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None) == 0
-    arithmetic = b"--fmad=false" if name == "strict.cu" else b"--use_fast_math"
+    arithmetic = b"--fmad=false" if name in STRICT else b"--use_fast_math"
     options = [arithmetic, b"--std=c++17", f"--gpu-architecture={arch}".encode()]
     code = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     if code != 0:
@@ -44,7 +47,8 @@ def compile(nvrtc, name, source, arch):
 
 def is_hot(kernel, define):
     """Kernels of a decode step and of prefill."""
-    return kernel in ("project", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store")
+    return kernel in ("project", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store",
+                      "strict_project_1", "strict_project_1_wide", "strict_project_8", "strict_scores", "strict_values")
 
 
 def main():
@@ -52,16 +56,16 @@ def main():
     nvrtc = ctypes.CDLL(glob.glob(os.path.join(root, "lib/libnvrtc.so.*"))[0])
     cuobjdump = os.path.join(root, "bin/cuobjdump")
     os.chmod(cuobjdump, 0o755)
-    headers = "\n".join(open(os.path.join(KERNELS, h)).read() for h in HEADERS)
+    text = lambda names: "\n".join(open(os.path.join(KERNELS, name)).read() for name in names)
     spills, compiled = [], 0
     pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in range(8) for n in (1, 2, 4, 8, 16)]
     sources = [f"#define SOURCE {n}" for n in range(12)]
-    variants = lambda name: {"project.cu": pairs, "pack.cu": sources}.get(name, [""])
+    variants = lambda name: {"project.cu": pairs, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:
         name = os.path.basename(path)
         for arch in ARCHS:
-            binary = compile(nvrtc, name, define + "\n" + headers + "\n" + open(path).read(), arch)
+            binary = compile(nvrtc, name, define + "\n" + text(HEADERS + STRICT.get(name, []) + [name]), arch)
             compiled += 1
             if "--digests" in sys.argv:
                 print(arch, name, repr(define), hashlib.sha256(binary).hexdigest())

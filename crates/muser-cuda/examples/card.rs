@@ -6,11 +6,14 @@
 #![allow(clippy::unwrap_used)]
 
 use muser_core::compare::first_difference;
-use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b, muse_glimmer_30b_drafter, open};
+use muser_core::model::{QuantMix, Synthetic, Weights, muse_glimmer_30b, muse_glimmer_30b_drafter, open};
 use muser_core::receipt::receipt;
-use muser_core::{Buf, Device, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId};
+use muser_core::{
+    Buf, Device, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId, Slot, TensorView,
+};
 use muser_cuda::{CudaDevice, CudaOptions};
-use std::collections::BTreeMap;
+use muser_format::DType;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -195,7 +198,9 @@ fn strict(only: Option<&str>, chunks: &[usize]) {
     let text = std::fs::read_to_string("tests/fixtures/goldens/prompts.json").unwrap();
     let prompts: BTreeMap<String, Vec<u32>> = serde_json::from_str(&text).unwrap();
     let mut wrong = 0;
-    let synthetic = random(&["f32", "bf16", "q4_k_m", "q6_k", "iq4_xs", "nvfp4", "q5_k", "q4_0"]);
+    let mut synthetic =
+        random(&["f32", "bf16", "q4_k_m", "q6_k", "iq4_xs", "iq4_nl", "nvfp4", "q5_k", "q3_k", "q4_0"]);
+    synthetic.extend(["q4_k_m", "q5_k"].map(negated));
     for (name, model) in fixtures().into_iter().chain(synthetic) {
         let options = CudaOptions { lane: Lane::Strict, ..CudaOptions::default() };
         let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
@@ -255,6 +260,34 @@ fn random(types: &[&str]) -> Vec<(String, Arc<Model>)> {
         (name.to_string(), Arc::new(Model::new(g, Box::new(weights), None).unwrap()))
     };
     types.iter().map(make).collect()
+}
+
+/// Weights with blocks whose scale and minimum are negative, where their type has both.
+struct Negated(Synthetic, HashMap<Slot, Vec<u8>>);
+
+impl Weights for Negated {
+    fn get(&self, slot: Slot) -> Option<TensorView<'_>> {
+        let t = self.0.get(slot)?;
+        Some(TensorView { data: self.1.get(&slot).map_or(t.data, |data| data), ..t })
+    }
+}
+
+/// A small model of such weights: every third block.
+fn negated(name: &str) -> (String, Arc<Model>) {
+    let g = tiny_geometry();
+    let make = || Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name(name).unwrap(), 3);
+    let plain = Model::new(g.clone(), Box::new(make()), None).unwrap();
+    let mut blocks = HashMap::new();
+    for (slot, (dtype, ..)) in plain.slots.iter().filter(|(_, s)| matches!(s.0, DType::Q4K | DType::Q5K)) {
+        let mut data = plain.tensor(*slot).unwrap().data.to_vec();
+        for block in data.chunks_exact_mut(dtype.block_bytes()).step_by(3) {
+            block[1] ^= 0x80;
+            block[3] ^= 0x80;
+        }
+        blocks.insert(*slot, data);
+    }
+    let model = Model::new(g.clone(), Box::new(Negated(make(), blocks)), None).unwrap();
+    (format!("{name} with negative scales"), Arc::new(model))
 }
 
 /// The release's geometry, small.
@@ -356,21 +389,26 @@ fn prefill(device: &mut CudaDevice, seq: SeqId, lengths: &[usize]) {
 /// The time of each kind of step, one after another.
 fn kernels(model: &Model, device: &mut CudaDevice, seq: SeqId, lengths: &[usize]) {
     for n in lengths {
-        let names = model.plans.target.steps.iter().map(|s| s.name.clone()).collect();
-        let mut times = Times { seconds: BTreeMap::new(), names };
         let mut batch = rows(seq, 0, &vec![5; *n], false);
         batch[n - 1].logits = true;
-        device.run(Pass::Target, &batch, Some(&mut times)).unwrap();
-        let mut table: Vec<_> = times.seconds.into_iter().collect();
-        table.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
-        println!("kernels of a pass of {n} rows:");
-        for (name, (count, seconds)) in table {
-            println!(
-                "  {name:24} {count:4} x {:9.1} us = {:8.3} ms",
-                seconds / count as f64 * 1e6,
-                seconds * 1e3
-            );
-        }
+        table(device, model, &batch);
+    }
+}
+
+/// Time of each kind of step in one pass.
+fn table(device: &mut CudaDevice, model: &Model, batch: &[Row]) {
+    let names = model.plans.target.steps.iter().map(|s| s.name.clone()).collect();
+    let mut times = Times { seconds: BTreeMap::new(), names };
+    device.run(Pass::Target, batch, Some(&mut times)).unwrap();
+    let mut table: Vec<_> = times.seconds.into_iter().collect();
+    table.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+    println!("kernels of a pass of {} rows at depth {}:", batch.len(), batch[0].pos);
+    for (name, (count, seconds)) in table {
+        println!(
+            "  {name:24} {count:4} x {:9.1} us = {:8.3} ms",
+            seconds / count as f64 * 1e6,
+            seconds * 1e3
+        );
     }
 }
 
@@ -381,7 +419,12 @@ fn speed(quant: &str, layers: usize, lane: Lane) {
     let one = |pos: u32| vec![Row::new(seq, pos, 17).with_logits()];
     if lane == Lane::Strict {
         time("decode at depth 0", &one(0), Pass::Target, 10);
-        time("decode at depth 8192", &one(8192), Pass::Target, 5);
+        time("decode at depth 8192", &one(8192), Pass::Target, 10);
+        for n in [8, 64] {
+            time(&format!("{n} rows"), &rows(seq, 100, &vec![33; n], true), Pass::Target, 3);
+        }
+        table(&mut device, &model, &one(0));
+        table(&mut device, &model, &one(8192));
         return;
     }
     for depth in [0u32, 8192, 32_768, 131_000] {

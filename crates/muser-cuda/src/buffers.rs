@@ -111,10 +111,11 @@ fn joined(model: &Model) -> usize {
     (2 * widest(model, Buf::F)).max(qkvg)
 }
 
-/// Slots that hold a layer's largest matrix, or weights of attention.
+/// Slots that hold a layer's largest matrix, or what attention of a row keeps.
 fn scratch_bytes(model: &Model, lane: Lane) -> usize {
     if lane == Lane::Strict {
-        return model.geometry().heads * model.geometry().context.next_power_of_two() * 4;
+        let g = model.geometry();
+        return g.heads * crate::strict::scratch(crate::strict::span(g.context), g.head_dim) * 4;
     }
     let layer = |(slot, (_, rows, cols)): (&muser_core::Slot, &(_, usize, usize))| {
         let outside = matches!(slot.kind, muser_core::Kind::TokenEmbd | muser_core::Kind::Output);

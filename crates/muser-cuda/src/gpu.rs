@@ -2,6 +2,7 @@
 
 use crate::many::{Gemm, SLOTS};
 use crate::product::Room;
+use crate::strict;
 use crate::weights::{Layout, source};
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{
@@ -49,43 +50,27 @@ const COMMON: [(&str, &str, &[&str]); 3] = [
     ),
 ];
 
-/// The program of the strict lane.
-const STRICT: [&str; 12] = [
-    "strict_embed",
-    "strict_norm",
-    "strict_project",
-    "strict_qk",
-    "strict_store",
-    "strict_attend",
-    "strict_tail",
-    "strict_capture",
-    "strict_pick",
-    "strict_gather",
-    "strict_silu_mul",
-    "strict_scale_cap",
-];
-
 /// All programs for a model with matrices of these types; each is compiled by a thread of its own.
 fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
-    if lane == Lane::Strict {
-        let source = |(name, text, kernels): (&str, &'static str, &[&'static str])| Source {
-            name: name.to_string(),
-            defines: String::new(),
-            text,
-            kernels: kernels.iter().map(|k| (*k, k.to_string())).collect(),
-        };
-        return vec![
-            source(("strict", include_str!("kernels/strict.cu"), &STRICT)),
-            source(("norm", include_str!("kernels/norm.cu"), &["argmax"])),
-            source(COMMON[0]),
-        ];
-    }
-    let common = COMMON.iter().map(|(name, text, kernels)| Source {
+    let whole = |(name, text, kernels): &(&str, &'static str, &[&'static str])| Source {
         name: name.to_string(),
         defines: String::new(),
         text,
         kernels: kernels.iter().map(|k| (*k, k.to_string())).collect(),
-    });
+    };
+    let common = COMMON.iter().map(whole);
+    let mut numbers: Vec<usize> = types.iter().map(|dtype| source(*dtype).0).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    if lane == Lane::Strict {
+        let packs = numbers.into_iter().map(|number| Source {
+            name: format!("strict_pack_{number}"),
+            defines: format!("#define SOURCE {number}"),
+            text: strict::PACK,
+            kernels: vec![("strict_pack", format!("strict_pack_{number}"))],
+        });
+        return strict::PROGRAMS.iter().chain(&COMMON[..1]).map(whole).chain(packs).collect();
+    }
     let mut layouts: Vec<Layout> = types.iter().map(|dtype| Layout::of(*dtype)).collect();
     layouts.sort_by_key(|layout| *layout as i32);
     layouts.dedup();
@@ -102,9 +87,6 @@ fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
             kernels,
         }
     });
-    let mut numbers: Vec<usize> = types.iter().map(|dtype| source(*dtype, lane).0).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
     let packs = numbers.into_iter().map(|number| Source {
         name: format!("pack_{number}"),
         defines: format!("#define SOURCE {number}"),
@@ -319,7 +301,7 @@ impl Gpu {
                 gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
             for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
-                if ["project", "attend_rows"].contains(kernel) {
+                if ["project", "attend_rows"].contains(kernel) || kernel.starts_with("strict_project") {
                     let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     function
                         .set_attribute(most, shared_block)

@@ -1,7 +1,7 @@
 //! Kernel parameters as bytes: mirrors of the structs in kernels/*.cu, field by field.
 
+use crate::panels::Panels;
 use crate::product::Product;
-use crate::weights::Blocks;
 
 /// Parameters of one launch, in the order of the kernel's signature.
 #[derive(Clone, Default)]
@@ -46,11 +46,22 @@ impl Args {
         self.0.push([h.ptr, h.stride as u64].iter().flat_map(|v| v.to_le_bytes()).collect());
         self
     }
-    pub fn blocks(mut self, m: &Blocks) -> Self {
-        let mut bytes: Vec<u8> = [m.ptr, m.row_bytes as u64].iter().flat_map(|v| v.to_le_bytes()).collect();
-        bytes.extend([m.source, m.rows, m.cols].iter().flat_map(|n| (*n as u32).to_le_bytes()));
-        bytes.extend(m.scale.to_le_bytes());
+    /// A matrix of the strict lane, and where its product goes.
+    pub fn panels(mut self, m: &Panels, out: u64) -> Self {
+        self.0.push(panels(m, out));
+        self
+    }
+    /// Up to four of them that one launch multiplies.
+    pub fn parts(mut self, parts: &[(Panels, u64)]) -> Self {
+        let mut bytes: Vec<u8> = parts.iter().flat_map(|(m, out)| panels(m, *out)).collect();
+        bytes.resize(4 * 32, 0);
         self.0.push(bytes);
+        self
+    }
+    /// Where attention of the strict lane keeps its four parts; what is kept for a head, and heads.
+    pub fn scratch(mut self, parts: [u64; 4], words: [usize; 2]) -> Self {
+        let words = words.map(|n| (n as u32).to_le_bytes());
+        self.0.push([parts.map(u64::to_le_bytes).as_flattened(), words.as_flattened()].concat());
         self
     }
     pub fn product(mut self, product: &Product) -> Self {
@@ -78,6 +89,12 @@ impl Args {
         self.0.push(bytes);
         self
     }
+}
+
+fn panels(m: &Panels, out: u64) -> Vec<u8> {
+    let words = [m.form as usize, m.rows, m.cols].map(|n| (n as u32).to_le_bytes());
+    let addresses = [m.ptr, out].map(u64::to_le_bytes);
+    [addresses.as_flattened(), words.as_flattened(), &m.scale.to_le_bytes()].concat()
 }
 
 /// Addresses of an activation: f32 and f16.

@@ -11,6 +11,7 @@ mod kv;
 mod launch;
 mod many;
 mod nvrtc;
+mod panels;
 mod probe;
 mod product;
 mod program;

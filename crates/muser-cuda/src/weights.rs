@@ -2,6 +2,7 @@
 
 use crate::gpu::{Gpu, Memory};
 use crate::launch::Args;
+use crate::panels::{Form, PANEL, Panels};
 use crate::upload::Uploader;
 use muser_core::{DeviceError, Kind, Lane, Model, ModelError, Slot, TensorView};
 use muser_format::DType;
@@ -73,9 +74,8 @@ impl Layout {
     }
 }
 
-/// What a lane's kernels (kernels/pack.cu, kernels/strict.cu) read: a number there, and the type that is uploaded. Rare types are
-/// dequantised on the host.
-pub(crate) fn source(dtype: DType, lane: Lane) -> (usize, DType) {
+/// What kernels/pack.cu reads: a number there, and the type that is uploaded. Rare types are dequantised on the host.
+pub(crate) fn source(dtype: DType) -> (usize, DType) {
     match dtype {
         DType::F16 => (1, dtype),
         DType::BF16 => (2, dtype),
@@ -84,10 +84,10 @@ pub(crate) fn source(dtype: DType, lane: Lane) -> (usize, DType) {
         DType::Q4K => (5, dtype),
         DType::Q5K => (6, dtype),
         DType::Q6K => (7, dtype),
-        DType::Iq4Nl if lane == Lane::Serving => (8, dtype),
-        DType::Iq4Xs if lane == Lane::Serving => (9, dtype),
-        DType::Nvfp4 if lane == Lane::Serving => (10, dtype),
-        DType::Q3K if lane == Lane::Serving => (11, dtype),
+        DType::Iq4Nl => (8, dtype),
+        DType::Iq4Xs => (9, dtype),
+        DType::Nvfp4 => (10, dtype),
+        DType::Q3K => (11, dtype),
         _ => (0, DType::F32),
     }
 }
@@ -116,22 +116,10 @@ impl Matrix {
     }
 }
 
-/// A matrix of the strict lane: rows of the file's blocks, as kernels/strict.cu reads them.
-#[derive(Clone, Copy)]
-pub(crate) struct Blocks {
-    pub ptr: u64,
-    pub row_bytes: usize,
-    /// The type's number in kernels/pack.cu.
-    pub source: usize,
-    pub rows: usize,
-    pub cols: usize,
-    pub scale: f32,
-}
-
-/// All weights of a model: tiles for the serving lane, blocks for the strict one.
+/// All weights of a model: tiles for the serving lane, panels for the strict one.
 pub(crate) struct Weights {
     matrices: HashMap<Slot, Matrix>,
-    blocks: HashMap<Slot, Blocks>,
+    panels: HashMap<Slot, Panels>,
     vectors: HashMap<Slot, u64>,
     pub bytes: u64,
     _memory: Vec<Memory>,
@@ -160,26 +148,23 @@ pub(crate) fn bytes(model: &Model, lane: Lane) -> (u64, u64) {
         let bytes = match lane {
             _ if is_vector(slot) => cols * 4,
             Lane::Serving => Layout::of(*dtype).bytes(*rows, *cols),
-            Lane::Strict => rows * raw_row(*dtype, *cols, lane),
+            Lane::Strict => Form::of(*dtype).bytes(*rows, *cols),
         };
         bytes.next_multiple_of(256) as u64
     };
-    let staged = if lane == Lane::Serving { staged(model) as u64 } else { 0 };
-    (model.slots.iter().map(kept).sum(), staged)
+    (model.slots.iter().map(kept).sum(), staged(model) as u64)
 }
 
 /// Bytes of the largest matrix as it is uploaded.
 fn staged(model: &Model) -> usize {
     let matrices = model.slots.iter().filter(|(slot, _)| !is_vector(slot));
-    let raw = |(_, (dtype, rows, cols)): (&Slot, &(DType, usize, usize))| {
-        rows * raw_row(*dtype, *cols, Lane::Serving)
-    };
+    let raw = |(_, (dtype, rows, cols)): (&Slot, &(DType, usize, usize))| rows * raw_row(*dtype, *cols);
     matrices.map(raw).max().unwrap_or(0)
 }
 
 /// Bytes of a row as it is uploaded.
-fn raw_row(dtype: DType, cols: usize, lane: Lane) -> usize {
-    let kept = source(dtype, lane).1;
+fn raw_row(dtype: DType, cols: usize) -> usize {
+    let kept = source(dtype).1;
     cols / kept.block_len() * kept.block_bytes()
 }
 
@@ -190,8 +175,8 @@ impl Weights {
     }
 
     /// A matrix of the strict lane.
-    pub fn blocks(&self, slot: Slot) -> Result<Blocks, DeviceError> {
-        self.blocks.get(&slot).copied().ok_or_else(|| absent(slot))
+    pub fn panels(&self, slot: Slot) -> Result<Panels, DeviceError> {
+        self.panels.get(&slot).copied().ok_or_else(|| absent(slot))
     }
 
     /// The address of a vector.
@@ -201,20 +186,19 @@ impl Weights {
 
     /// Where every weight would stand: enough to list a pass's launches.
     pub fn described(model: &Model, lane: Lane) -> Self {
-        let (mut matrices, mut blocks, mut vectors) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (mut matrices, mut panels, mut vectors) = (HashMap::new(), HashMap::new(), HashMap::new());
         let ptr = Memory::nowhere().ptr;
         for (slot, (dtype, rows, cols)) in &model.slots {
             let (slot, rows, cols, scale) = (*slot, *rows, *cols, 1.0);
             if is_vector(&slot) {
                 vectors.insert(slot, ptr);
             } else if lane == Lane::Strict {
-                let (source, row_bytes) = (source(*dtype, lane).0, raw_row(*dtype, cols, lane));
-                blocks.insert(slot, Blocks { ptr, row_bytes, source, rows, cols, scale });
+                panels.insert(slot, Panels { ptr, form: Form::of(*dtype), rows, cols, scale });
             } else {
                 matrices.insert(slot, Matrix { ptr, layout: Layout::of(*dtype), rows, cols, scale });
             }
         }
-        Weights { matrices, blocks, vectors, bytes: bytes(model, lane).0, _memory: vec![] }
+        Weights { matrices, panels, vectors, bytes: bytes(model, lane).0, _memory: vec![] }
     }
 
     /// Copies every weight of the model's plans; `progress` gets bytes done and in all.
@@ -227,17 +211,16 @@ impl Weights {
         let total = model.weight_bytes();
         let mut weights = Weights {
             matrices: HashMap::new(),
-            blocks: HashMap::new(),
+            panels: HashMap::new(),
             vectors: HashMap::new(),
             bytes: bytes(model, lane).0,
             _memory: vec![],
         };
         let mut slots: Vec<&Slot> = model.slots.keys().collect();
         slots.sort_by_key(|s| (s.net as u8, s.layer, s.kind as u8));
-        let stage = if lane == Lane::Serving { staged(model) } else { 0 };
         let bounds = gpu.alloc(slots.len() * 4)?;
-        let mut stage =
-            Stage { raw: gpu.alloc(stage)?, bounds, packed: vec![], uploader: Uploader::new(gpu)? };
+        let (raw, uploader) = (gpu.alloc(staged(model))?, Uploader::new(gpu)?);
+        let mut stage = Stage { raw, bounds, packed: vec![], panels: vec![], uploader };
         let mut done = 0;
         for slot in slots {
             let t = model.tensor(*slot)?;
@@ -248,16 +231,6 @@ impl Weights {
                 gpu.upload(&mut memory, 0, &bytes)?;
                 weights.vectors.insert(*slot, memory.ptr);
                 weights._memory.push(memory);
-            } else if lane == Lane::Strict {
-                let (source, row_bytes) = (source(t.dtype, lane).0, raw_row(t.dtype, t.cols, lane));
-                let mut memory = gpu.alloc(row_bytes * t.rows)?;
-                upload(gpu, &mut stage.uploader, &t, lane, &mut memory, &mut |bytes| {
-                    progress(done + bytes, total)
-                })?;
-                let (rows, cols, scale) = (t.rows, t.cols, t.scale);
-                let blocks = Blocks { ptr: memory.ptr, row_bytes, source, rows, cols, scale };
-                weights.blocks.insert(*slot, blocks);
-                weights._memory.push(memory);
             } else {
                 if t.cols % 32 != 0 {
                     return Err(DeviceError::Backend(format!(
@@ -265,12 +238,16 @@ impl Weights {
                         t.cols
                     )));
                 }
-                let memory = stage.pack(gpu, *slot, &t, &mut |bytes| progress(done + bytes, total))?;
+                let mut step = |bytes| progress(done + bytes, total);
+                let memory = match lane {
+                    Lane::Serving => stage.pack(gpu, *slot, &t, &mut step)?,
+                    Lane::Strict => stage.panels(gpu, *slot, &t, &mut step)?,
+                };
                 weights._memory.push(memory);
             }
             done += t.data.len() as u64;
         }
-        weights.matrices = stage.finish(gpu)?;
+        stage.finish(gpu, &mut weights)?;
         Ok(weights)
     }
 }
@@ -283,9 +260,11 @@ fn absent(slot: Slot) -> DeviceError {
 struct Stage {
     /// A tensor's rows on the card.
     raw: Memory,
-    /// The bound of each matrix, from which the card takes its norm and, at the end, the host.
+    /// The bound of each matrix, from which the card takes its norm and, at the end, the host; of the strict lane's, whether a scale
+    /// has a sign.
     bounds: Memory,
     packed: Vec<(Slot, Matrix)>,
+    panels: Vec<(Slot, Panels)>,
     uploader: Uploader,
 }
 
@@ -297,12 +276,11 @@ fn upload(
     gpu: &Gpu,
     uploader: &mut Uploader,
     t: &TensorView<'_>,
-    lane: Lane,
     to: &mut Memory,
     step: &mut dyn FnMut(u64),
 ) -> Result<(), DeviceError> {
-    let kept = source(t.dtype, lane).1;
-    let (from, row) = (t.row_bytes(), raw_row(t.dtype, t.cols, lane));
+    let kept = source(t.dtype).1;
+    let (from, row) = (t.row_bytes(), raw_row(t.dtype, t.cols));
     let rows = (PIECE / row.max(1)).max(1);
     for (i, part) in t.data.chunks(from * rows).enumerate() {
         let at = i * rows * row;
@@ -317,6 +295,26 @@ fn upload(
 }
 
 impl Stage {
+    /// One matrix from the file's blocks to panels.
+    fn panels(
+        &mut self,
+        gpu: &Gpu,
+        slot: Slot,
+        t: &TensorView<'_>,
+        step: &mut dyn FnMut(u64),
+    ) -> Result<Memory, DeviceError> {
+        upload(gpu, &mut self.uploader, t, &mut self.raw, step)?;
+        let (form, rows, cols) = (Form::of(t.dtype), t.rows, t.cols);
+        let memory = gpu.alloc(form.bytes(rows, cols))?;
+        let args = Args::default().ptr(self.raw.ptr).long(raw_row(t.dtype, cols)).int(rows).int(cols);
+        let args = args.ptr(memory.ptr).ptr(self.bounds.ptr + (self.panels.len() * 4) as u64);
+        let threads = rows.next_multiple_of(PANEL) * cols.next_multiple_of(form.columns()) / 8;
+        let kernel = gpu.kernel(&format!("strict_pack_{}", source(t.dtype).0))?;
+        gpu.launch(kernel, (threads.div_ceil(256) as u32, 1, 1), 256, 0, &args.0)?;
+        self.panels.push((slot, Panels { ptr: memory.ptr, form, rows, cols, scale: t.scale }));
+        Ok(memory)
+    }
+
     /// One matrix from the file's blocks to tiles.
     fn pack(
         &mut self,
@@ -325,9 +323,9 @@ impl Stage {
         t: &TensorView<'_>,
         step: &mut dyn FnMut(u64),
     ) -> Result<Memory, DeviceError> {
-        let ((number, kept), layout) = (source(t.dtype, Lane::Serving), Layout::of(t.dtype));
-        let to = raw_row(t.dtype, t.cols, Lane::Serving);
-        upload(gpu, &mut self.uploader, t, Lane::Serving, &mut self.raw, step)?;
+        let ((number, kept), layout) = (source(t.dtype), Layout::of(t.dtype));
+        let to = raw_row(t.dtype, t.cols);
+        upload(gpu, &mut self.uploader, t, &mut self.raw, step)?;
         // A power of two brings scales where f16 is precise; it is taken back from the products.
         let count = t.rows * t.cols / kept.block_len();
         let bound = self.bounds.ptr + (self.packed.len() * 4) as u64;
@@ -344,16 +342,22 @@ impl Stage {
         Ok(memory)
     }
 
-    /// Waits for all matrices and takes their norms back from their scales.
-    fn finish(self, gpu: &Gpu) -> Result<HashMap<Slot, Matrix>, DeviceError> {
-        let mut bytes = vec![0u8; self.packed.len() * 4];
+    /// Waits for all matrices; takes their norms back from their scales, and tells forms with signs from those without.
+    fn finish(self, gpu: &Gpu, weights: &mut Weights) -> Result<(), DeviceError> {
+        let mut bytes = vec![0u8; (self.packed.len() + self.panels.len()) * 4];
         gpu.download(&self.bounds, 0, &mut bytes)?;
-        let bounds = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        let finished = |((slot, matrix), bound): ((Slot, Matrix), f32)| {
+        let bounds = || bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let matrix = |((slot, matrix), bound): ((Slot, Matrix), f32)| {
             let scale = matrix.scale / norm(bound, most_exponent(matrix.layout));
             (slot, Matrix { scale, ..matrix })
         };
-        Ok(self.packed.into_iter().zip(bounds).map(finished).collect())
+        let panels = |((slot, panels), sign): ((Slot, Panels), f32)| {
+            let form = if sign.to_bits() == 0 { panels.form } else { panels.form.signed() };
+            (slot, Panels { form, ..panels })
+        };
+        weights.matrices = self.packed.into_iter().zip(bounds()).map(matrix).collect();
+        weights.panels = self.panels.into_iter().zip(bounds()).map(panels).collect();
+        Ok(())
     }
 }
 
