@@ -4,6 +4,7 @@ use crate::constrain::{Answer, NoMoreReasoning, Turn};
 use crate::error::{ApiError, Kind};
 use crate::intake::Share;
 use crate::metrics::Metrics;
+use crate::post::Post;
 use crate::request::{Input, Request};
 use crate::slots::{End, Refusal, Report, Sink, Slots, Work};
 use crate::text::{TextModel, blocking};
@@ -13,8 +14,9 @@ use muser_core::stop::StopStrings;
 use muser_text::channels::Collector;
 use muser_text::{ChannelParser, Detokenizer, Event};
 use serde_json::Value;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -81,17 +83,16 @@ pub struct Generation {
 impl Generation {
     /// The next output with its choice; none once all choices have ended.
     pub async fn next(&mut self) -> Option<(usize, Output)> {
-        if self.open == 0 {
-            return None;
-        }
-        let next = self.receiver.recv().await;
-        self.note(next)
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// The next output if it is already there.
-    pub fn ready(&mut self) -> Option<(usize, Output)> {
-        let next = self.receiver.try_recv().ok();
-        self.note(next)
+    /// The same, to be polled.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Output)>> {
+        if self.open == 0 {
+            return Poll::Ready(None);
+        }
+        let next = ready!(self.receiver.poll_recv(cx));
+        Poll::Ready(self.note(next))
     }
 
     fn note(&mut self, next: Option<(usize, Output)>) -> Option<(usize, Output)> {
@@ -116,6 +117,8 @@ pub struct Generator {
     pub timeout: Option<std::time::Duration>,
     /// Calls that the model is free to make are not held to the tools' grammar.
     pub free_calls: bool,
+    /// Hands outputs out; opened by the first request.
+    pub post: OnceLock<Post<(usize, Output)>>,
 }
 
 impl Generator {
@@ -183,6 +186,7 @@ impl Generator {
         let timeout = request.timeout.or(self.timeout);
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let (sender, receiver) = unbounded_channel();
+        let post = self.post.get_or_init(Post::open);
         let (tools, committed, marks, grammar) = match rendered {
             Some(p) => (p.tools, p.committed, p.marks, p.grammar.map(Arc::new)),
             None => (None, false, vec![tokens.len()], None),
@@ -202,6 +206,7 @@ impl Generator {
                 parser: parser.clone(),
                 stop: stop.clone(),
                 sender: sender.clone(),
+                post: post.clone(),
                 choice,
                 budget,
                 // Without a grammar the answer's header can be given; with one the model chooses among the rest.
@@ -262,6 +267,7 @@ struct Pipeline {
     parser: Option<ChannelParser>,
     stop: StopStrings,
     sender: UnboundedSender<(usize, Output)>,
+    post: Post<(usize, Output)>,
     choice: usize,
     /// Tokens of reasoning that are left.
     budget: Option<usize>,
@@ -276,8 +282,7 @@ struct Pipeline {
 
 impl Pipeline {
     fn send(&self, output: Output) {
-        // A receiver that is gone is noticed by `wanted`.
-        let _ = self.sender.send((self.choice, output));
+        self.post.put(&self.sender, (self.choice, output));
     }
 
     /// Passes events on; the answer's text through the stop filter. False once a stop text has come.
@@ -357,6 +362,10 @@ impl Sink for Pipeline {
         Flow::Continue
     }
 
+    fn flush(&self) {
+        self.post.send();
+    }
+
     fn wanted(&self) -> bool {
         !self.sender.is_closed()
     }
@@ -391,6 +400,7 @@ impl Sink for Pipeline {
             End::Failed(why) => failed(Kind::Internal, format!("the engine failed: {why}")),
         };
         self.send(Output::End(finish, Usage { report, reasoning: self.reasoning }));
+        self.flush();
     }
 }
 

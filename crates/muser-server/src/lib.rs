@@ -7,6 +7,7 @@ mod fields;
 pub mod generate;
 pub mod intake;
 pub mod metrics;
+pub mod post;
 pub mod request;
 pub mod routes;
 pub mod saved;

@@ -102,6 +102,8 @@ pub trait Sink: Send {
     fn started(&mut self, cached: usize);
     /// A new token.
     fn token(&mut self, sampled: &Sampled) -> Flow;
+    /// What was given so far is to be passed on: the engine computes next.
+    fn flush(&self) {}
     /// False once nobody reads any more.
     fn wanted(&self) -> bool;
     /// The last call.
@@ -291,6 +293,7 @@ impl Scheduler {
             self.step();
             self.retire();
             self.publish();
+            self.slots.iter().filter_map(|s| s.running.as_ref()).for_each(|r| r.work.sink.flush());
         }
         self.publish();
     }

@@ -7,17 +7,17 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use std::convert::Infallible;
 use std::fmt::Write;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::mpsc::channel;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::time::{Instant, Sleep};
+use tokio_stream::Stream;
 
 /// Silence after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Chunks that may wait for a slow reader; its tokens then wait in the generation's own queue.
-const CHUNKS: usize = 16;
 
 /// Writes a protocol's stream.
-pub trait Encoder: Send + 'static {
+pub trait Encoder: Send + Unpin + 'static {
     /// The frames of one output.
     fn output(&mut self, choice: usize, output: Output, out: &mut String);
     /// The frames before the first output.
@@ -46,41 +46,68 @@ pub fn event(out: &mut String, name: &str, value: &Value) {
     let _ = write!(out, "event: {name}\ndata: {value}\n\n");
 }
 
-/// Streams a generation. Once the client is gone the generation is dropped, which cancels it.
-pub fn response(
-    mut generation: Generation,
-    mut encoder: impl Encoder,
-    content_type: &'static str,
-) -> Response {
-    let (sender, receiver) = channel::<Result<Bytes, Infallible>>(CHUNKS);
-    tokio::spawn(async move {
+/// A generation's frames. Its outputs wait in its own queue while the reader is slow.
+struct Frames<E> {
+    generation: Generation,
+    encoder: E,
+    last: Instant,
+    silence: Pin<Box<Sleep>>,
+    begun: bool,
+    ended: bool,
+}
+
+impl<E: Encoder> Frames<E> {
+    /// Writes what has come; none at the end.
+    fn poll_frames(&mut self, cx: &mut Context<'_>) -> Poll<Option<String>> {
         let mut out = String::new();
-        encoder.begin(&mut out);
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if !std::mem::replace(&mut self.begun, true) {
+            self.encoder.begin(&mut out);
+        }
+        // What is ready goes out in one piece.
         loop {
-            if !out.is_empty() && sender.send(Ok(Bytes::from(std::mem::take(&mut out)))).await.is_err() {
-                return;
-            }
-            let next = tokio::select! {
-                next = tokio::time::timeout(KEEP_ALIVE, generation.next()) => next,
-                () = sender.closed() => return,
-            };
-            match next {
-                Err(_) => out.push_str(encoder.ping()),
-                Ok(None) => break,
-                Ok(Some((choice, output))) => {
-                    encoder.output(choice, output, &mut out);
-                    // What is ready goes out in one piece.
-                    while let Some((choice, output)) = generation.ready() {
-                        encoder.output(choice, output, &mut out);
-                    }
+            match self.generation.poll_next(cx) {
+                Poll::Ready(Some((choice, output))) => self.encoder.output(choice, output, &mut out),
+                Poll::Ready(None) => {
+                    self.encoder.end(&mut out);
+                    self.ended = true;
+                    return Poll::Ready(Some(out).filter(|out| !out.is_empty()));
                 }
+                Poll::Pending => break,
             }
         }
-        encoder.end(&mut out);
+        // Moving a timer costs more than looking at a clock.
+        let now = Instant::now();
         if !out.is_empty() {
-            let _ = sender.send(Ok(Bytes::from(out))).await;
+            self.last = now;
         }
-    });
+        while self.silence.as_mut().poll(cx).is_ready() {
+            if now >= self.last + KEEP_ALIVE {
+                self.last = now;
+                out.push_str(self.encoder.ping());
+            }
+            let next = self.last + KEEP_ALIVE;
+            self.silence.as_mut().reset(next);
+        }
+        if out.is_empty() { Poll::Pending } else { Poll::Ready(Some(out)) }
+    }
+}
+
+impl<E: Encoder> Stream for Frames<E> {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_frames(cx).map(|frames| Some(Ok(Bytes::from(frames?))))
+    }
+}
+
+/// Streams a generation. Once the client is gone the generation is dropped, which cancels it.
+pub fn response(generation: Generation, encoder: impl Encoder, content_type: &'static str) -> Response {
+    let last = Instant::now();
+    let silence = Box::pin(tokio::time::sleep(KEEP_ALIVE));
+    let frames = Frames { generation, encoder, last, silence, begun: false, ended: false };
     let headers = [(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(ReceiverStream::new(receiver))).into_response()
+    (headers, Body::from_stream(frames)).into_response()
 }

@@ -276,6 +276,7 @@ impl Setup {
             max_n: 8,
             timeout: None,
             free_calls: self.free_calls,
+            post: Default::default(),
         };
         let intake = Intake::new(self.server.body_limit, self.server.body_memory);
         let app = App {

@@ -148,6 +148,7 @@ impl Serve {
             max_n: self.max_n,
             timeout: self.timeout.map(Duration::from_secs),
             free_calls: self.free_calls,
+            post: Default::default(),
         };
         let options = ServerOptions {
             keys,
