@@ -47,7 +47,7 @@ def compile(nvrtc, name, source, arch):
 
 def is_hot(kernel, define):
     """Kernels of a decode step and of prefill."""
-    return kernel in ("project", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store",
+    return kernel in ("project", "stream", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store",
                       "strict_project_1", "strict_project_1_wide", "strict_project_8", "strict_scores", "strict_values")
 
 
@@ -60,7 +60,8 @@ def main():
     spills, compiled = [], 0
     pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in range(8) for n in (1, 2, 4, 8, 16)]
     sources = [f"#define SOURCE {n}" for n in range(12)]
-    variants = lambda name: {"project.cu": pairs, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
+    types = [f"#define TYPE {t}" for t in range(2, 8)]
+    variants = lambda name: {"project.cu": pairs, "stream.cu": types, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:
         name = os.path.basename(path)

@@ -54,6 +54,8 @@ pub(crate) struct Buffers {
     pub partial: Memory,
     /// Planes of the head's logits.
     pub head: Memory,
+    /// Planes of products of 33 to 64 rows.
+    pub planes: Memory,
     /// Slots of widened matrices; the strict lane keeps rows' attention weights there.
     pub scratch: Memory,
     pub scratch_bytes: usize,
@@ -72,6 +74,9 @@ pub(crate) struct Raw {
     pub gate: Memory,
     pub up: Memory,
 }
+
+/// Bytes of the planes that kernels/stream.cu leaves.
+pub(crate) const PLANES_BYTES: usize = 32 << 20;
 
 /// Blocks among which a row's keys are split at most: attend_join has a thread for each.
 pub(crate) const MOST_PARTS: usize = 128;
@@ -175,6 +180,7 @@ impl Buffers {
             best: alloc(rows * 4)?,
             partial: alloc(ATTEND * kv_heads * MOST_PARTS * 16 * (128 + 2) * 4)?,
             head: alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
+            planes: alloc(if lane == Lane::Serving { PLANES_BYTES } else { 0 })?,
             scratch: alloc(scratch_bytes)?,
             scratch_bytes,
             angles: angles(Pass::Target)?,

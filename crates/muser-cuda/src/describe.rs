@@ -6,6 +6,7 @@ use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::product::GROUP;
 use crate::program::{Node, SMALL};
+use crate::stream::{MOST_ROWS, STREAM_ROOM};
 use crate::weights::Weights;
 use muser_core::{DeviceError, Lane, Model, Pass, Route};
 
@@ -79,24 +80,35 @@ fn route(group: &[Node], lane: Lane) -> Route {
     };
     let kernel = names.iter().map(counted).collect::<Vec<_>>().join(" + ");
     let starts = |what: &'static str| group.iter().find(|n| n.name.starts_with(what));
-    let (streamed, widened) = (starts("project"), starts("widen"));
-    let ladder = match (streamed, widened) {
-        (None, None) => vec![(kernel.clone(), "the only one for this lane".to_string(), true)],
-        (one, _) => {
-            let (direct, wide) = (format!("at most {SMALL} rows"), format!("more than {SMALL} rows"));
-            let name = |taken: bool, other: &str| if taken { kernel.clone() } else { other.to_string() };
-            let small = one.is_some();
-            vec![
-                (name(small, "project: tensor cores straight from the quants"), direct, small),
-                (name(!small, "widen + gemm-f16: to f16, then cuBLAS"), wide, !small),
-            ]
+    let ways = [
+        (
+            starts("project"),
+            "project: tensor cores straight from the quants",
+            format!("at most {SMALL} rows"),
+        ),
+        (
+            starts("stream"),
+            "stream + join: the same for more rows",
+            format!("at most {MOST_ROWS} rows, {STREAM_ROOM} KB of shared memory, quants of at most 6 bits"),
+        ),
+        (starts("widen"), "widen + gemm-f16: to f16, then cuBLAS", "else".to_string()),
+    ];
+    let product = ways.iter().find_map(|(node, ..)| *node);
+    let ladder = match product {
+        None => vec![(kernel.clone(), "the only one for this lane".to_string(), true)],
+        Some(_) => {
+            let rung = |(node, other, condition): &(Option<&Node>, &str, String)| {
+                let name = if node.is_some() { kernel.clone() } else { other.to_string() };
+                (name, condition.clone(), node.is_some())
+            };
+            ways.iter().map(rung).collect()
         }
     };
     Route {
         steps: group[0].steps.clone(),
         kernel,
         library: if lane == Lane::Serving { "muser-cuda S" } else { "muser-cuda X" },
-        file: streamed.or(widened).unwrap_or(&group[0]).file,
+        file: product.unwrap_or(&group[0]).file,
         ladder,
     }
 }

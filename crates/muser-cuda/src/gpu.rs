@@ -2,6 +2,7 @@
 
 use crate::many::{Gemm, SLOTS};
 use crate::product::Room;
+use crate::stream::has_kernel;
 use crate::strict;
 use crate::weights::{Layout, source};
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
@@ -87,13 +88,19 @@ fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
             kernels,
         }
     });
+    let streams = layouts.iter().filter(|layout| has_kernel(**layout)).map(|layout| Source {
+        name: format!("stream_{}", layout.name()),
+        defines: format!("#define TYPE {}", *layout as i32),
+        text: include_str!("kernels/stream.cu"),
+        kernels: ["stream", "join"].map(|k| (k, format!("{k}_{}", layout.name()))).to_vec(),
+    });
     let packs = numbers.into_iter().map(|number| Source {
         name: format!("pack_{number}"),
         defines: format!("#define SOURCE {number}"),
         text: include_str!("kernels/pack.cu"),
         kernels: ["bound", "pack"].map(|k| (k, format!("{k}_{number}"))).to_vec(),
     });
-    common.chain(products).chain(packs).collect()
+    common.chain(products).chain(streams).chain(packs).collect()
 }
 
 /// What every source begins with.
@@ -301,7 +308,9 @@ impl Gpu {
                 gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
             for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
-                if ["project", "attend_rows"].contains(kernel) || kernel.starts_with("strict_project") {
+                if ["project", "stream", "attend_rows"].contains(kernel)
+                    || kernel.starts_with("strict_project")
+                {
                     let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     function
                         .set_attribute(most, shared_block)
@@ -410,12 +419,14 @@ impl Gpu {
         shared: u32,
         args: &[Vec<u8>],
     ) -> Result<(), DeviceError> {
-        self.launch_on(&self.stream, kernel, grid, (block, shared), args)
+        self.launch_on(&self.stream, self.programmatic, kernel, grid, (block, shared), args)
     }
 
+    /// `early`: it may start before the kernel ahead is done.
     fn launch_on(
         &self,
         stream: &CudaStream,
+        early: bool,
         kernel: &CudaFunction,
         grid: (u32, u32, u32),
         (block, shared): (u32, u32),
@@ -437,7 +448,7 @@ impl Gpu {
             sharedMemBytes: shared,
             hStream: stream.cu_stream(),
             attrs: &mut attribute,
-            numAttrs: u32::from(self.programmatic),
+            numAttrs: u32::from(early),
         };
         // SAFETY: the parameters live until the call returns and match the kernel's signature, which program.rs builds
         // beside the kernel's name; every address in them belongs to this device.
@@ -457,7 +468,7 @@ impl Gpu {
     ) -> Result<(), DeviceError> {
         let side = &self.side;
         side.stream.wait(&side.multiplied[slot]).map_err(failed("wait for an event"))?;
-        self.launch_on(&side.stream, kernel, (blocks, 1, 1), (256, 0), args)?;
+        self.launch_on(&side.stream, false, kernel, (blocks, 1, 1), (256, 0), args)?;
         side.filled[slot].record(&side.stream).map_err(failed("record an event"))
     }
 

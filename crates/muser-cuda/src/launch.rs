@@ -2,6 +2,7 @@
 
 use crate::panels::Panels;
 use crate::product::Product;
+use crate::stream::Stream;
 
 /// Parameters of one launch, in the order of the kernel's signature.
 #[derive(Clone, Default)]
@@ -40,6 +41,15 @@ impl Args {
         let mut bytes: Vec<u8> = [p.ptr, p.stride as u64].iter().flat_map(|v| v.to_le_bytes()).collect();
         bytes.extend((p.count as u64).to_le_bytes());
         self.0.push(bytes);
+        self
+    }
+    pub fn stream(mut self, stream: &Stream) -> Self {
+        self.0.push(stream.words());
+        self
+    }
+    /// Masks of layout.cuh.
+    pub fn masks(mut self) -> Self {
+        self.0.push([0x000f_000fu32, 0x00f0_00f0].iter().flat_map(|m| m.to_le_bytes()).collect());
         self
     }
     pub fn halves(mut self, h: &Halves) -> Self {

@@ -15,6 +15,7 @@ mod panels;
 mod probe;
 mod product;
 mod program;
+mod stream;
 mod strict;
 mod upload;
 mod weights;

@@ -41,8 +41,23 @@ fn shared_factor(first: &Matrix, other: &Matrix) -> Option<f32> {
 }
 
 impl Compiler<'_> {
-    /// Matrices with the same rows of activations, their results side by side; neighbours that share a factor are one product.
-    pub(crate) fn gemm(
+    /// Matrices with the same rows of activations, their results side by side.
+    pub(crate) fn products(
+        &mut self,
+        steps: Range<usize>,
+        parts: &[Matrix],
+        x: u64,
+        (n, stride): (usize, usize),
+        out: Out,
+    ) -> Result<(), DeviceError> {
+        if self.stream(steps.clone(), parts, x, (n, stride), out)? {
+            return Ok(());
+        }
+        self.gemm(steps, parts, x, (n, stride), out)
+    }
+
+    /// The same by widening; neighbours that share a factor are one product.
+    fn gemm(
         &mut self,
         steps: Range<usize>,
         parts: &[Matrix],
@@ -104,14 +119,14 @@ impl Compiler<'_> {
         let n = self.key.rows;
         if let [(m, Buf::P)] = outs {
             let out = self.buffers.raw.p.ptr;
-            self.gemm(steps, &[*m], x, (n, m.rows), Out::F32(out))?;
+            self.products(steps, &[*m], x, (n, m.rows), Out::F32(out))?;
             self.leave(&[(Buf::P, Left::Planes(Planes::one(out)))]);
             return Ok(());
         }
         let parts: Vec<Matrix> = outs.iter().map(|(m, _)| *m).collect();
         let stride = parts.iter().map(|m| m.rows).sum();
         let out = self.buffers.joined.ptr;
-        self.gemm(steps, &parts, x, (n, stride), Out::F16(out))?;
+        self.products(steps, &parts, x, (n, stride), Out::F16(out))?;
         let mut at = out;
         let mut left = vec![];
         for (m, buf) in outs {
@@ -130,7 +145,7 @@ impl Compiler<'_> {
         up: Matrix,
     ) -> Result<(), DeviceError> {
         let (n, ff, out) = (self.key.rows, gate.rows, self.buffers.joined.ptr);
-        self.gemm(steps.clone(), &[gate, up], self.buffers.h.addresses().h, (n, 2 * ff), Out::F16(out))?;
+        self.products(steps.clone(), &[gate, up], self.buffers.h.addresses().h, (n, 2 * ff), Out::F16(out))?;
         let half = |i: usize| Halves { ptr: out + (i * ff * 2) as u64, stride: 2 * ff };
         let f = self.buffers.f.addresses().h;
         let args = Args::default().halves(&half(0)).halves(&half(1)).int(ff).ptr(f);

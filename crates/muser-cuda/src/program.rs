@@ -113,7 +113,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// `block` is threads and bytes of dynamic shared memory.
-    fn push_shared(
+    pub(crate) fn push_shared(
         &mut self,
         steps: Range<usize>,
         file: &'static str,
@@ -411,7 +411,7 @@ impl<'a> Compiler<'a> {
             let most = (b.scratch_bytes / SLOTS / (m.cols * 2) / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
             let firsts = (0..m.rows).step_by(most);
             let parts: Vec<_> = firsts.map(|first| m.part(first, (m.rows - first).min(most))).collect();
-            self.gemm(steps.clone(), &parts, x.h, (n, m.rows), Out::F32(logits))?;
+            self.products(steps.clone(), &parts, x.h, (n, m.rows), Out::F32(logits))?;
         }
         let all = n * m.rows;
         let args = Args::default().planes(&left).long(all).float(mul).float(cap).ptr(logits);
