@@ -91,11 +91,9 @@ fn the_release_is_tiktoken() {
     for case in lines("tokenizer/full.jsonl") {
         let text = case["text"].as_str().unwrap();
         assert_eq!(tokenizer.encode(text, Specials::Parse), ids(&case["ids"]), "{text:?}");
-        assert_eq!(
-            tokenizer.encode(text, Specials::Plain),
-            ids(&case["ids_plain"]),
-            "{text:?} as plain text"
-        );
+        // Named where it differs: the texts that spell special tokens.
+        let plain = case.get("ids_plain").unwrap_or(&case["ids"]);
+        assert_eq!(tokenizer.encode(text, Specials::Plain), ids(plain), "{text:?} as plain text");
         assert_eq!(tokenizer.decode(&ids(&case["ids"])), text.as_bytes());
     }
 }
