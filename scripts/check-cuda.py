@@ -8,7 +8,7 @@ import ctypes, glob, hashlib, os, re, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
-HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh"]
+HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh", "cache.cuh"]
 # What stands between these and a file of the strict lane.
 STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "strict_project.cu": ["strict.cuh", "panels.cuh"],
           "strict_pack.cu": ["panels.cuh", "pack.cu"]}
@@ -47,7 +47,7 @@ def compile(nvrtc, name, source, arch):
 
 def is_hot(kernel, define):
     """Kernels of a decode step and of prefill."""
-    return kernel in ("project", "stream", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_split", "attend_join", "attend_rows", "qk_norm_rope_store",
+    return kernel in ("project", "stream", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "k_norm_rope_store",
                       "strict_project_1", "strict_project_1_wide", "strict_project_8", "strict_scores", "strict_values")
 
 

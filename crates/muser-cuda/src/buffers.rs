@@ -4,7 +4,7 @@ use crate::gpu::{Gpu, Memory};
 use crate::launch::Activation;
 use crate::many::SLOTS;
 use crate::product::{HEAD_PLANES, MOST_PLANES};
-use crate::program::{ATTEND, SMALL};
+use crate::program::{BLOCKS, PART_BYTES, SMALL};
 use muser_core::{Buf, DeviceError, Lane, Model, Pass, strict};
 
 /// Bytes of a row's description on the card (struct Row of kernels/common.cuh).
@@ -51,6 +51,7 @@ pub(crate) struct Buffers {
     pub logits: Memory,
     pub logit_rows: usize,
     pub best: Memory,
+    /// What blocks found of rows whose keys are split.
     pub partial: Memory,
     /// Planes of the head's logits.
     pub head: Memory,
@@ -77,9 +78,6 @@ pub(crate) struct Raw {
 
 /// Bytes of the planes that kernels/stream.cu leaves.
 pub(crate) const PLANES_BYTES: usize = 32 << 20;
-
-/// Blocks among which a row's keys are split at most: attend_join has a thread for each.
-pub(crate) const MOST_PARTS: usize = 128;
 
 fn alloc(gpu: Option<&Gpu>, bytes: usize) -> Result<Memory, DeviceError> {
     gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(bytes))
@@ -142,7 +140,6 @@ impl Buffers {
         let raw = |buf| alloc(floats.max(MOST_PLANES * SMALL) * width(buf) * 4);
         let act = |buf| Act::new(gpu, floats, rows, width(buf));
         let features = plans.width(Pass::Inject, Buf::Features);
-        let kv_heads = plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
         let scratch_bytes = scratch_bytes(model, lane);
         let angles = |pass: Pass| {
             let Some((g, gpu)) = plans.get(pass).map(|p| &p.geometry).zip(gpu) else { return alloc(16) };
@@ -178,7 +175,7 @@ impl Buffers {
             logits: alloc(SMALL * width(Buf::Logits) * 4)?,
             logit_rows: SMALL,
             best: alloc(rows * 4)?,
-            partial: alloc(ATTEND * kv_heads * MOST_PARTS * 16 * (128 + 2) * 4)?,
+            partial: alloc(BLOCKS * PART_BYTES)?,
             head: alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
             planes: alloc(if lane == Lane::Serving { PLANES_BYTES } else { 0 })?,
             scratch: alloc(scratch_bytes)?,

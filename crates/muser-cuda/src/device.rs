@@ -163,9 +163,11 @@ impl CudaDevice {
             // Rows of a sequence stand together, so its last row here is the last of the run.
             let run = rows[i..].iter().take_while(|r| r.seq == row.seq).count();
             let end = row.pos + run as u32 - 1;
+            let before = rows[..i].iter().rev().take_while(|r| r.seq == row.seq).count();
+            let begin = row.pos - before as u32;
             let asks = if row.logits { logit } else { -1 };
             logit += i32::from(row.logits);
-            for word in [row.token, row.pos, slot, row.feature, asks as u32, end, 0, 0] {
+            for word in [row.token, row.pos, slot, row.feature, asks as u32, end, begin, 0] {
                 bytes.extend(word.to_le_bytes());
             }
         }

@@ -26,7 +26,7 @@ struct Source {
 }
 
 /// Programs that every model needs.
-const COMMON: [(&str, &str, &[&str]); 3] = [
+const COMMON: [(&str, &str, &[&str]); 4] = [
     ("probe", include_str!("kernels/probe.cu"), &["read_all"]),
     (
         "norm",
@@ -44,11 +44,8 @@ const COMMON: [(&str, &str, &[&str]); 3] = [
             "argmax",
         ],
     ),
-    (
-        "attend",
-        include_str!("kernels/attend.cu"),
-        &["qk_norm_rope_store", "attend_split", "attend_join", "qk_rows", "attend_rows"],
-    ),
+    ("attend", include_str!("kernels/attend.cu"), &["k_norm_rope_store", "qk_rows", "attend_rows"]),
+    ("decode", include_str!("kernels/decode.cu"), &["attend_few", "attend_join"]),
 ];
 
 /// All programs for a model with matrices of these types; each is compiled by a thread of its own.
@@ -104,8 +101,12 @@ fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
 }
 
 /// What every source begins with.
-const HEADERS: [&str; 3] =
-    [include_str!("kernels/ptx.cuh"), include_str!("kernels/common.cuh"), include_str!("kernels/layout.cuh")];
+const HEADERS: [&str; 4] = [
+    include_str!("kernels/ptx.cuh"),
+    include_str!("kernels/common.cuh"),
+    include_str!("kernels/layout.cuh"),
+    include_str!("kernels/cache.cuh"),
+];
 
 /// Device memory that is freed with its owner.
 pub(crate) struct Memory {
@@ -308,7 +309,7 @@ impl Gpu {
                 gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
             for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
-                if ["project", "stream", "attend_rows"].contains(kernel)
+                if ["project", "stream", "attend_rows", "attend_few"].contains(kernel)
                     || kernel.starts_with("strict_project")
                 {
                     let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

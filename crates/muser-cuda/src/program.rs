@@ -1,6 +1,6 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
-use crate::buffers::{Buffers, MOST_PARTS};
+use crate::buffers::Buffers;
 use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
@@ -15,8 +15,11 @@ const PROJECT: &str = "src/kernels/project.cu";
 
 /// Rows up to which weights are multiplied as they stream by; for more they are widened to f16 first.
 pub(crate) const SMALL: usize = 32;
-/// Rows whose attention is one launch, where keys are split.
-pub(crate) const ATTEND: usize = 16;
+/// Blocks among which the keys of a pass's rows are split: about two for each multiprocessor of a large card.
+pub(crate) const BLOCKS: usize = 256;
+/// Bytes of what one of them leaves, and its shared memory (PART and the places of kernels/decode.cu).
+pub(crate) const PART_BYTES: usize = (16 * 128 + 32) * 4;
+const SHARED: usize = 89_600;
 
 /// One launch.
 pub(crate) struct Node {
@@ -51,14 +54,13 @@ pub(crate) struct Key {
     pub pass: Pass,
     pub rows: usize,
     pub logits: usize,
-    /// Blocks among which the keys of a full layer are split.
+    /// Blocks among which the keys of a row are split in a full layer.
     pub splits: usize,
 }
 
 impl Key {
-    /// Splits grow with depth: enough warps to keep memory busy, few enough that joining stays short.
     pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize) -> Self {
-        let splits = if rows > SMALL { 0 } else { (depth / 256).next_power_of_two().clamp(2, MOST_PARTS) };
+        let splits = if rows > SMALL { 0 } else { splits(depth) };
         Key { pass, rows, logits, splits }
     }
 }
@@ -67,8 +69,12 @@ impl Key {
 const ATTEND_ROWS: usize = 16;
 const ATTEND_SHARED: usize = (ATTEND_ROWS * 16 + 2 * 2 * 32) * 256;
 
-/// Blocks among which a window's keys are split at most.
-const WINDOW_SPLITS: usize = 16;
+/// Blocks among which a row's keys are split: one for each chunk, but two chunks are done as soon in one block as they are joined.
+/// A power of two, so that few programs are compiled; attend_join takes 128.
+fn splits(depth: usize) -> usize {
+    let chunks = depth.div_ceil(128);
+    if chunks <= 2 { 1 } else { chunks.next_power_of_two().min(128) }
+}
 
 pub(crate) struct Compiler<'a> {
     pub card: &'a Card,
@@ -224,12 +230,23 @@ impl<'a> Compiler<'a> {
                     self.leave(&[(Buf::Q, rows(q, heads)), (Buf::K, rows(k, g.kv_heads))]);
                     return Ok(2);
                 }
-                let args =
-                    Args::default().ptr(b.rows.ptr).planes(&self.left(Buf::Q)).planes(&self.left(Buf::K));
-                let args = args.planes(&self.left(Buf::V)).ptr(b.q.ptr).ptr(b.k.ptr).int(heads);
-                let args = args.ptr(q_norm).ptr(self.weights.vector(*k_norm)?).float(*eps).int(rope);
-                let args = args.ptr(b.angles(plan.pass)).cache(&self.kv.cache(*cache)).ptr(b.q16.ptr);
-                self.push(i..i + 2, FILE, "qk_norm_rope_store", grid, 128, args)?;
+                let planes = [Buf::K, Buf::V].map(|buf| self.left(buf));
+                let k_norm = self.weights.vector(*k_norm)?;
+                let turn = |args: Args| {
+                    let args = planes.iter().fold(args, Args::planes).ptr(k_norm).float(*eps);
+                    args.int(rope).ptr(b.angles(plan.pass)).cache(&self.kv.cache(*cache))
+                };
+                let op = |i: usize| plan.steps.get(i).map(|s| &s.op);
+                if let Some(Op::Attend { mask, .. }) = op(i + 2) {
+                    let gated = matches!(op(i + 3), Some(Op::Gate));
+                    let steps = i..i + 3 + usize::from(gated);
+                    let args = Args::default().ptr(b.rows.ptr).int(heads).planes(&self.left(Buf::Q));
+                    let args = turn(args.ptr(q_norm));
+                    self.attend_few(steps.clone(), args, *cache, *mask, gated, plan)?;
+                    return Ok(steps.len());
+                }
+                let args = turn(Args::default().ptr(b.rows.ptr));
+                self.push(i..i + 2, FILE, "k_norm_rope_store", grid, 128, args)?;
                 Ok(2)
             }
             Op::Attend { cache, mask } => {
@@ -426,39 +443,48 @@ impl<'a> Compiler<'a> {
         gated: bool,
         plan: &Plan,
     ) -> Result<(), DeviceError> {
-        const FILE: &str = "src/kernels/attend.cu";
         let b = self.buffers;
         let g = &plan.geometry;
-        let (n, heads, width) = (self.key.rows, g.heads, g.q_width());
-        let cache = self.kv.cache(index);
+        let (n, cache) = (self.key.rows, self.kv.cache(index));
         let block = usize::from(mask == Mask::Block);
-        let a = b.a.addresses();
-        if self.large() {
-            let gate = if gated { self.halves(Buf::G) } else { Halves::default() };
-            let args =
-                Args::default().ptr(b.rows.ptr).int(n).ptr(b.q16.ptr).int(heads).cache(&cache).int(block);
-            let args = args.float(g.score_scale()).halves(&gate).ptr(a.h);
-            let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), 1);
-            self.push_shared(steps, FILE, "attend_rows", grid, (256, ATTEND_SHARED), args)?;
-            self.leave(&[(Buf::A, Left::Halves(Halves::rows(a.h, width)))]);
+        let gate = if gated { self.halves(Buf::G) } else { Halves::default() };
+        let args =
+            Args::default().ptr(b.rows.ptr).int(n).ptr(b.q16.ptr).int(g.heads).cache(&cache).int(block);
+        let out = b.a.addresses().h;
+        let args = args.float(g.score_scale()).halves(&gate).ptr(out);
+        let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), 1);
+        const FILE: &str = "src/kernels/attend.cu";
+        self.push_shared(steps, FILE, "attend_rows", grid, (256, ATTEND_SHARED), args)?;
+        self.leave(&[(Buf::A, Left::Halves(Halves::rows(out, g.q_width())))]);
+        Ok(())
+    }
+
+    /// `args` are those of kernels/decode.cu up to the cache.
+    fn attend_few(
+        &mut self,
+        steps: Range<usize>,
+        args: Args,
+        index: usize,
+        mask: Mask,
+        gated: bool,
+        plan: &Plan,
+    ) -> Result<(), DeviceError> {
+        const FILE: &str = "src/kernels/decode.cu";
+        let b = self.buffers;
+        let g = &plan.geometry;
+        let (n, cache, out) = (self.key.rows, self.kv.cache(index), b.a.addresses());
+        let block = usize::from(mask == Mask::Block);
+        let gate = if gated { self.left(Buf::G) } else { Planes::default() };
+        let most = if cache.window > 0 { splits(cache.window) } else { self.key.splits };
+        let splits = self.key.splits.min(most).min(BLOCKS / (n * g.kv_heads)).max(1);
+        let args = args.int(block).float(g.score_scale()).planes(&gate).ptr(b.partial.ptr).activation(&out);
+        let grid = (splits, g.kv_heads, n);
+        self.push_shared(steps.clone(), FILE, "attend_few", grid, (256, SHARED), args)?;
+        if splits == 1 {
             return Ok(());
         }
-        let gate = if gated { self.left(Buf::G) } else { Planes::default() };
-        let splits =
-            if cache.window > 0 { self.key.splits.clamp(1, WINDOW_SPLITS) } else { self.key.splits.max(1) };
-        for first in (0..n).step_by(ATTEND) {
-            let count = (n - first).min(ATTEND);
-            let rows = b.rows.ptr + (first * crate::buffers::ROW_BYTES) as u64;
-            let q16 = b.q16.ptr + (first * width * 2) as u64;
-            let args = Args::default().ptr(rows).ptr(q16).int(heads).cache(&cache).int(block);
-            let args = args.float(g.score_scale()).ptr(b.partial.ptr);
-            self.push(steps.clone(), FILE, "attend_split", (splits, g.kv_heads, count), 128, args)?;
-            let gate = gate.from(first * width);
-            let args =
-                Args::default().ptr(b.partial.ptr).int(heads).int(g.kv_heads).int(splits).planes(&gate);
-            let args = args.activation(&a.at_row(first, width));
-            self.push(steps.clone(), FILE, "attend_join", (heads, count, 1), 128, args)?;
-        }
-        Ok(())
+        let args = Args::default().ptr(b.rows.ptr).ptr(b.partial.ptr).int(g.heads).cache(&cache).int(block);
+        let args = args.int(splits).float(g.score_scale()).planes(&gate).activation(&out);
+        self.push(steps, FILE, "attend_join", (g.heads, n, 1), 128, args)
     }
 }

@@ -1,15 +1,7 @@
 // QK-norm, rotation, KV store, attention and its gate, for heads of 128.
-// Layout: K and V of a cache are token-major rows of f16; position p stands in row p % capacity.
 // A warp multiplies the (up to 16) query heads of one KV head with 16 keys a step on tensor cores (m16n8k16); dimensions are
 // permuted alike on both sides, so that every lane reads whole 16-byte pieces of K and V straight from memory.
 // Bytes: visible keys and values, once. Memory binds at depth, latency before.
-struct Cache {
-    u64 k, v;   // per slot: tables of base addresses, u16*
-    u32 capacity, window, kv_heads, width;   // window 0: none
-};
-#define HD 128
-
-__device__ __forceinline__ u32 row_of(const Cache& c, u32 pos) { return c.window ? pos % c.capacity : pos; }
 
 // Rotates the four elements of a lane: 2l, 2l+1 (pairs interleaved) and 64+2l, 65+2l; halves pair element i with i + 64.
 __device__ __forceinline__ void rotate(float2& a, float2& b, const float2* angle, int rope) {
@@ -25,56 +17,36 @@ __device__ __forceinline__ void rotate(float2& a, float2& b, const float2* angle
     }
 }
 
-// One warp a head, four a block. grid: (rows, ceil((heads + 2 * kv_heads) / 4)), 128 threads. q heads are normed, rotated, kept f32 and f16; K is kept and
-// stored; V is stored.
-extern "C" __global__ void qk_norm_rope_store(const Row* rows, const Planes q, const Planes k, const Planes v, float* q_out, float* k_out, int heads, const float* q_norm, const float* k_norm, float eps,
-                                              int rope, const float2* angles, const Cache cache, u16* q16) {
+// Keys and values of few rows that no query follows: a warp a head, four a block. grid: (rows, ceil(2 * kv_heads / 4)), 128 threads.
+extern "C" __global__ void k_norm_rope_store(const Row* rows, const Planes k, const Planes v, const float* k_norm, float eps, int rope, const float2* angles, const Cache cache) {
     allow_next();
     wait_previous();
     const Row row = rows[blockIdx.x];
-    int head = blockIdx.y * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
-    if (head >= heads + 2 * (int)cache.kv_heads) return;
-    int kind = head < heads ? 0 : head < heads + (int)cache.kv_heads ? 1 : 2;
-    int at = kind == 0 ? head : kind == 1 ? head - heads : head - heads - (int)cache.kv_heads;
-    int count = kind == 0 ? heads : (int)cache.kv_heads;
-    const float* first = kind == 0 ? q.p : kind == 1 ? k.p : v.p;
-    const u64 stride = kind == 0 ? q.stride : kind == 1 ? k.stride : v.stride;
-    const int planes = kind == 0 ? q.count : kind == 1 ? k.count : v.count;
-    u64 begin = ((u64)blockIdx.x * count + at) * HD;
-    // Lane holds elements 2l, 2l+1 (pairs interleaved) and 64+2l, 65+2l; halves pair element i with i + 64.
-    float2 a = ((const float2*)(first + begin))[lane], b = ((const float2*)(first + begin))[32 + lane];
-    for (int i = 1; i < planes; ++i) {
-        const float2* more = (const float2*)(first + begin + i * stride);
-        float2 x = more[lane], y = more[32 + lane];
+    const int kv_heads = cache.kv_heads, head = blockIdx.y * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, at = head % kv_heads;
+    if (head >= 2 * kv_heads) return;
+    const Planes from = head < kv_heads ? k : v;
+    const float2* p = (const float2*)(from.p + ((u64)blockIdx.x * kv_heads + at) * HD);
+    // Lane holds elements 2l, 2l+1 and 64+2l, 65+2l.
+    float2 a = p[lane], b = p[32 + lane];
+    for (int i = 1; i < from.count; ++i) {
+        float2 x = p[i * from.stride / 2 + lane], y = p[i * from.stride / 2 + 32 + lane];
         a = make_float2(a.x + x.x, a.y + x.y);
         b = make_float2(b.x + y.x, b.y + y.y);
     }
-    if (kind < 2) {
+    if (head < kv_heads) {
         float f = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) / (float)HD + eps);
-        const float* w = kind == 0 ? q_norm : k_norm;
-        float2 wa = ((const float2*)w)[lane], wb = ((const float2*)w)[32 + lane];
+        float2 wa = ((const float2*)k_norm)[lane], wb = ((const float2*)k_norm)[32 + lane];
         a = make_float2(a.x * f * wa.x, a.y * f * wa.y);
         b = make_float2(b.x * f * wb.x, b.y * f * wb.y);
         rotate(a, b, angles + (u64)row.pos * (HD / 2), rope);
-        float2* back = (float2*)((kind == 0 ? q_out : k_out) + begin);
-        back[lane] = a;
-        back[32 + lane] = b;
     }
-    u16* to;
-    if (kind == 0) {
-        to = q16 + ((u64)blockIdx.x * heads + at) * HD;
-    } else {
-        u16* base = ((u16**)(kind == 1 ? cache.k : cache.v))[row.slot];
-        to = base + (u64)row_of(cache, row.pos) * cache.width + at * HD;
-    }
-    ((u32*)to)[lane] = floats_to_half2(a.x, a.y);
-    ((u32*)to)[32 + lane] = floats_to_half2(b.x, b.y);
+    u16* base = ((u16**)(head < kv_heads ? cache.k : cache.v))[row.slot];
+    u32* to = (u32*)(base + (u64)row_of(cache, row.pos) * cache.width + at * HD);
+    to[lane] = floats_to_half2(a.x, a.y);
+    to[32 + lane] = floats_to_half2(b.x, b.y);
 }
 
 extern __shared__ uint4 shared_bytes[];
-
-__device__ __forceinline__ u32 pack_low(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
-__device__ __forceinline__ u32 pack_high(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
 // State of one warp: 16 query heads of one KV head.
 struct Flash {
@@ -174,11 +146,6 @@ __device__ __forceinline__ void load_queries(u32 q[8][4], const u16* q16, int gr
         }
 }
 
-__device__ __forceinline__ void visible(const Row& row, const Cache& cache, int block, u32& first, u32& last) {
-    first = cache.window && row.pos + 1 > cache.window ? row.pos + 1 - cache.window : 0;
-    last = (block ? row.end : row.pos) + 1;
-}
-
 __device__ __forceinline__ void clear(Flash& s) {
     s.max[0] = s.max[1] = -1.0e30f;
     s.sum[0] = s.sum[1] = 0.0f;
@@ -186,83 +153,7 @@ __device__ __forceinline__ void clear(Flash& s) {
     for (int j = 0; j < 16; ++j) s.o[j][0] = s.o[j][1] = s.o[j][2] = s.o[j][3] = 0.0f;
 }
 
-// Decode: keys are split over blocks and their 4 warps, which join what they found. grid: (splits, kv_heads, rows), 128 threads.
-// partial: [row][kv_head][split][16 heads] of (max, sum, 128 values).
-extern "C" __global__ void __launch_bounds__(128) attend_split(const Row* rows, const u16* q16, int heads, const Cache cache, int block, float scale, float* partial) {
-    __shared__ float found[4][16][HD + 4], weights[4][16];   // values, then max and sum
-    allow_next();
-    wait_previous();
-    const Row row = rows[blockIdx.z];
-    int group = heads / cache.kv_heads, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    u32 first, last;
-    visible(row, cache, block, first, last);
-    u32 begin = first & ~15u, steps = (last - begin + 15) / 16, warps = gridDim.x * 4, mine = blockIdx.x * 4 + warp;
-    u32 q[8][4];
-    load_queries(q, q16 + ((u64)blockIdx.z * heads + blockIdx.y * group) * HD, group);
-    Flash s;
-    clear(s);
-    const u16* k = ((u16**)cache.k)[row.slot] + blockIdx.y * HD;
-    const u16* v = ((u16**)cache.v)[row.slot] + blockIdx.y * HD;
-    if (mine < steps) flash(s, q, k, v, cache, first, last, begin + mine * 16, warps * 16, scale);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        float* to = found[warp][g + 8 * r];
-        if (t == 0) { to[HD] = s.max[r]; to[HD + 1] = s.sum[r]; }
-#pragma unroll
-        for (int j = 0; j < 16; ++j)
-#pragma unroll
-            for (int c = 0; c < 2; ++c) to[16 * (2 * t + c) + j] = s.o[j][2 * r + c];
-    }
-    __syncthreads();
-    float* out = partial + (((u64)blockIdx.z * cache.kv_heads + blockIdx.y) * gridDim.x + blockIdx.x) * 16 * (HD + 2);
-    if (threadIdx.x < 16) {
-        float top = -1.0e30f, sum = 0.0f;
-        for (int w = 0; w < 4; ++w) top = fmaxf(top, found[w][threadIdx.x][HD]);
-        for (int w = 0; w < 4; ++w) {
-            weights[w][threadIdx.x] = __expf(found[w][threadIdx.x][HD] - top);
-            sum += weights[w][threadIdx.x] * found[w][threadIdx.x][HD + 1];
-        }
-        out[threadIdx.x * (HD + 2)] = top;
-        out[threadIdx.x * (HD + 2) + 1] = sum;
-    }
-    __syncthreads();
-#pragma unroll 4
-    for (int head = 0; head < group; ++head) {
-        float x = 0.0f;
-        for (int w = 0; w < 4; ++w) x += weights[w][head] * found[w][head][threadIdx.x];
-        out[head * (HD + 2) + 2 + threadIdx.x] = x;
-    }
-}
-
-// Joins the partial results of a head (at most 128 parts) and applies the gate. grid: (heads, rows), 128 threads.
-extern "C" __global__ void __launch_bounds__(128) attend_join(const float* partial, int heads, int kv_heads, int parts, const Planes gate, const Activation out) {
-    __shared__ float weights[128], tops[4], sums[4];
-    allow_next();
-    wait_previous();
-    const int head = blockIdx.x, group = heads / kv_heads, d = threadIdx.x, warp = d >> 5;
-    const u64 stride = 16 * (HD + 2), at = ((u64)blockIdx.y * heads + head) * HD;
-    const float* from = partial + ((u64)(blockIdx.y * kv_heads + head / group) * parts * 16 + head % group) * (HD + 2);
-    float gated = gate.p ? 1.0f / (1.0f + __expf(-sum_planes(gate, at + d))) : 1.0f;
-    // An empty part has weight and sum zero.
-    float max = d < parts ? from[d * stride] : -1.0e30f, sum = d < parts ? from[d * stride + 1] : 0.0f;
-    float top = warp_max(max);
-    if ((d & 31) == 0) tops[warp] = top;
-    __syncthreads();
-    top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
-    weights[d] = __expf(max - top);
-    sum = warp_sum(weights[d] * sum);
-    if ((d & 31) == 0) sums[warp] = sum;
-    __syncthreads();
-    sum = sums[0] + sums[1] + sums[2] + sums[3];
-    float v = 0.0f;
-#pragma unroll 8
-    for (int p = 0; p < parts; ++p) v += weights[p] * from[p * stride + 2 + d];
-    v *= gated / sum;
-    out.f[at + d] = v;
-    out.h[at + d] = float_to_half(v);
-}
-
-// What qk_norm_rope_store does, for many rows; grid and threads as there.
+// What k_norm_rope_store does, for many rows and with queries. grid: (rows, ceil((heads + 2 * kv_heads) / 4)), 128 threads.
 extern "C" __global__ void qk_rows(const Row* rows, const Halves q, const Halves k, const Halves v, u16* q16, u16* k16, int heads, const float* q_norm, const float* k_norm, float eps, int rope,
                                    const float2* angles, const Cache cache) {
     allow_next();
@@ -273,7 +164,7 @@ extern "C" __global__ void qk_rows(const Row* rows, const Halves q, const Halves
     const int kind = head < heads ? 0 : head < heads + (int)cache.kv_heads ? 1 : 2;
     const int at = kind == 0 ? head : kind == 1 ? head - heads : head - heads - (int)cache.kv_heads;
     const Halves from = kind == 0 ? q : kind == 1 ? k : v;
-    // Words of a head: lane holds elements 2l, 2l+1 and 64+2l, 65+2l, as in qk_norm_rope_store.
+    // Words of a head: lane holds elements 2l, 2l+1 and 64+2l, 65+2l, as in k_norm_rope_store.
     const u32* words = (const u32*)(from.p + blockIdx.x * from.stride + at * HD);
     float2 a = two_halves(words[lane]), b = two_halves(words[32 + lane]);
     u32* kept = 0;

@@ -4,8 +4,8 @@
 struct Row {
     u32 token, pos, slot, feature;
     int logit;   // index among the rows that ask for logits, or -1
-    u32 end;     // last position of the row's sequence in this batch
-    u32 pad0, pad1;
+    u32 end, begin;   // last and first position of the row's sequence in this batch
+    u32 pad;
 };
 
 __device__ __forceinline__ u32 floats_to_half2(float lo, float hi) {

@@ -1,10 +1,5 @@
 // The strict lane: muser_core::strict, operation by operation. What includes this is compiled without contraction (-fmad=false), with
 // IEEE division and roots and with denormals, so that every result has the reference's bits.
-struct Cache {
-    u64 k, v;
-    u32 capacity, window, kv_heads, width;
-};
-#define HD 128
 
 // Sum of a warp's lanes, pairwise at distances 16, 8, 4, 2, 1; every lane gets it.
 __device__ __forceinline__ float fold(float v) {

@@ -36,7 +36,6 @@ extern "C" __global__ void strict_qk(const Row* rows, float* q, float* k, u32 he
     }
 }
 
-__device__ __forceinline__ u32 row_of(const Cache& c, u32 pos) { return c.window ? pos % c.capacity : pos; }
 // Keys and values to the cache, rounded to nearest even. grid: (rows), 256 threads.
 extern "C" __global__ void strict_store(const Row* rows, const float* k, const float* v, const Cache cache) {
     allow_next();
