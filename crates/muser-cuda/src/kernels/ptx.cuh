@@ -78,8 +78,9 @@ __device__ __forceinline__ void mma8(float* c, u32 a0, u32 a1, u32 b) {
 }
 
 // Copies of 16 bytes to shared memory that go on while the thread does; with 128 bytes brought to the L2 cache at once, or without.
+// The first is for what is read once: its policy evicts that before all else.
 __device__ __forceinline__ void copy16(u32 to, const u8* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(0x12F0000000000000ull) : "memory");
 }
 __device__ __forceinline__ void copy16_near(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
