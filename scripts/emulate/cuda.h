@@ -69,6 +69,7 @@ inline u32 __byte_perm(u32 a, u32 b, u32 s) {
     for (int i = 0; i < 4; ++i) r |= (u32)((v >> (8 * ((s >> (4 * i)) & 7))) & 255) << (8 * i);
     return r;
 }
+inline u32 __umulhi(u32 a, u32 b) { return (u32)(((u64)a * b) >> 32); }
 inline u32 __funnelshift_r(u32 lo, u32 hi, u32 s) { return (u32)((((u64)hi << 32) | lo) >> (s & 31)); }
 inline u32 __cvta_generic_to_shared(const void* p) { return (u32)((const u8*)p - shared_memory); }
 inline void atomicMax(u32* p, u32 v) {

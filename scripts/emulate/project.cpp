@@ -48,20 +48,24 @@ int main(int, char** args) {
         for (u32 grid = 1; grid <= (tiles < 3 ? tiles : 3); ++grid)
             for (int n = COLUMNS; n >= (COLUMNS + 1) / 2; n -= 3) {
                 const u32 most_blocks = (blocks + slices - 1) / slices, planes = slices == 1 ? 2 : slices;
-                const u32 shared = WARPS * STAGES * PART_BYTES + COLUMNS * (2 * WARPS * 64 + 64 + 16) + 32 * 12 + most_blocks * COLUMNS * (512 + 16);
+                const u32 shared = WARPS * Kind<TYPE>::stages * Kind<TYPE>::part_bytes + COLUMNS * (2 * WARPS * 64 + 64 + 32) + 528 + most_blocks * COLUMNS * (512 + Kind<TYPE>::sum_bytes);
                 std::vector<float> out((size_t)planes * n * rows, -1e30f);
-                // Two segments when the rows allow it.
-                Product a{};
+                // Two segments when the rows allow it, or a product of its own for the second.
+                Product a{}, side{};
                 u32 first = rows > 16 ? 16 : rows;
                 a.seg[0] = {w, out.data(), (u64)n * rows, (int)first, (int)((first + 15) / 16), (int)rows, 1.0f / norm};
                 a.segments = 1;
                 if (first < rows) {
                     u64 at = (u64)blocks * tile_bytes(TYPE);
-                    a.seg[1] = {w + at, out.data() + first, (u64)n * rows, (int)(rows - first), (int)((rows - first + 15) / 16), (int)rows, 1.0f / norm};
-                    a.segments = 2;
+                    Segment second = {w + at, out.data() + first, (u64)n * rows, (int)(rows - first), (int)((rows - first + 15) / 16), (int)rows, 1.0f / norm};
+                    if (grid == 2) side.seg[0] = second, side.segments = 1, side.tiles = tiles - 1;
+                    else a.seg[1] = second, a.segments = 2;
                 }
-                a.tiles = tiles; a.cols = cols; a.n = n; a.slices = slices; a.masks = {0x000f000f, 0x00f000f0};
-                launch(grid, slices, shared, [&] { project(a, (const u16*)x.data(), cols); });
+                for (Product* p : {&a, &side}) p->cols = cols, p->n = n, p->slices = slices, p->masks = {0x000f000f, 0x00f000f0};
+                a.tiles = tiles - side.tiles;
+                a.blocks = grid - side.segments;
+                side.blocks = side.segments;
+                launch(grid, slices, shared, [&] { project(a, side, (const u16*)x.data(), cols); });
                 for (int c = 0; c < n; ++c)
                     for (u32 r = 0; r < rows; ++r) {
                         double want = 0, size = 0, got = 0;

@@ -83,7 +83,8 @@ impl CudaDevice {
                 "the CUDA device keeps keys and values in f16; use --kv f16".into(),
             ));
         }
-        let gpu = Gpu::open(options.index, options.cache.as_deref(), &weights::types(&model), options.lane)?;
+        let (types, products) = (weights::types(&model), weights::products(&model));
+        let gpu = Gpu::open(options.index, options.cache.as_deref(), &types, &products, options.lane)?;
         let (kept, staged) = weights::bytes(&model, options.lane);
         let need = kept + staged.max(Buffers::bytes(&model, options.lane, options.max_rows));
         let (have, total) = gpu.memory()?;

@@ -2,6 +2,7 @@
 
 use crate::many::{Gemm, SLOTS};
 use crate::product::Room;
+use crate::program::product_name;
 use crate::stream::has_kernel;
 use crate::strict;
 use crate::weights::{Layout, source};
@@ -48,8 +49,8 @@ const COMMON: [(&str, &str, &[&str]); 4] = [
     ("decode", include_str!("kernels/decode.cu"), &["attend_few", "attend_join"]),
 ];
 
-/// All programs for a model with matrices of these types; each is compiled by a thread of its own.
-fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
+/// All programs for a model with matrices of these types and products of these layouts; each is compiled by a thread of its own.
+fn sources(types: &[DType], products: &[Vec<Layout>], lane: Lane) -> Vec<Source> {
     let whole = |(name, text, kernels): &(&str, &'static str, &[&'static str])| Source {
         name: name.to_string(),
         defines: String::new(),
@@ -69,25 +70,22 @@ fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
         });
         return strict::PROGRAMS.iter().chain(&COMMON[..1]).map(whole).chain(packs).collect();
     }
-    let mut layouts: Vec<Layout> = types.iter().map(|dtype| Layout::of(*dtype)).collect();
-    layouts.sort_by_key(|layout| *layout as i32);
-    layouts.dedup();
-    let pairs = layouts.iter().flat_map(|layout| [1, 2, 4, 8, 16].map(|columns| (*layout, columns)));
-    let products = pairs.map(|(layout, columns)| {
-        let mut kernels = vec![("project", format!("project_{}_{columns}", layout.name()))];
-        if columns == 1 {
-            kernels.push(("widen", format!("widen_{}", layout.name())));
+    let variants = products.iter().flat_map(|layouts| [1, 2, 4, 8, 16].map(|columns| (layouts, columns)));
+    let programs = variants.map(|(layouts, columns)| {
+        let name = product_name(layouts, columns);
+        let mut kernels = vec![("project", name.clone())];
+        let mut defines = format!("#define TYPE {}\n#define COLUMNS {columns}", layouts[0] as i32);
+        match layouts.get(1) {
+            Some(side) => defines += &format!("\n#define SIDE {}", *side as i32),
+            None if columns == 1 => kernels.push(("widen", format!("widen_{}", layouts[0].name()))),
+            None => {}
         }
-        Source {
-            name: format!("project_{}_{columns}", layout.name()),
-            defines: format!("#define TYPE {}\n#define COLUMNS {columns}", layout as i32),
-            text: include_str!("kernels/project.cu"),
-            kernels,
-        }
+        Source { name, defines, text: include_str!("kernels/project.cu"), kernels }
     });
-    let streams = layouts.iter().filter(|layout| has_kernel(**layout)).map(|layout| Source {
+    let single = products.iter().filter(|layouts| layouts.len() == 1).map(|layouts| layouts[0]);
+    let streams = single.filter(|layout| has_kernel(*layout)).map(|layout| Source {
         name: format!("stream_{}", layout.name()),
-        defines: format!("#define TYPE {}", *layout as i32),
+        defines: format!("#define TYPE {}", layout as i32),
         text: include_str!("kernels/stream.cu"),
         kernels: ["stream", "join"].map(|k| (k, format!("{k}_{}", layout.name()))).to_vec(),
     });
@@ -97,7 +95,7 @@ fn sources(types: &[DType], lane: Lane) -> Vec<Source> {
         text: include_str!("kernels/pack.cu"),
         kernels: ["bound", "pack"].map(|k| (k, format!("{k}_{number}"))).to_vec(),
     });
-    common.chain(products).chain(streams).chain(packs).collect()
+    common.chain(programs).chain(streams).chain(packs).collect()
 }
 
 /// What every source begins with.
@@ -245,6 +243,7 @@ impl Gpu {
         index: usize,
         cache: Option<&Path>,
         types: &[DType],
+        products: &[Vec<Layout>],
         lane: Lane,
     ) -> Result<Self, DeviceError> {
         // SAFETY: only looks for the libraries.
@@ -293,7 +292,7 @@ impl Gpu {
         let mut gpu =
             Gpu { context, stream, side, kernels: HashMap::new(), blas, card, programmatic: major >= 9 };
         let arch = format!("sm_{major}{minor}");
-        let sources = sources(types, lane);
+        let sources = sources(types, products, lane);
         let compile = |source: &Source| {
             let text = [&[source.defines.as_str()], HEADERS.as_slice(), &[source.text]].concat().join("\n");
             crate::nvrtc::cubin(&source.name, &text, &arch, lane, cache)

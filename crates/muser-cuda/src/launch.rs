@@ -84,14 +84,13 @@ impl Args {
             bytes.extend(m.scale.to_le_bytes());
         }
         bytes.resize(4 * 40, 0);
-        let tiles = product.segments.iter().map(|s| s.matrix.tiles()).sum();
         let words = [
             product.segments.len(),
-            tiles,
+            product.tiles(),
             product.cols,
             product.n,
             product.slices,
-            0,
+            product.blocks,
             0x000f_000f,
             0x00f0_00f0,
         ];

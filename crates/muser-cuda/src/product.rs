@@ -35,10 +35,10 @@ pub(crate) struct Room {
 }
 
 impl Shape {
-    /// The shape for `n` rows of `cols` elements times `tiles` tiles of rows, with at most `planes` planes.
+    /// The shape for `n` rows of `cols` elements times `tiles` tiles of rows in these layouts, with at most `planes` planes.
     pub fn of(
         room: Room,
-        layout: Layout,
+        layouts: &[Layout],
         n: usize,
         cols: usize,
         tiles: usize,
@@ -47,7 +47,7 @@ impl Shape {
         let most = n.next_power_of_two().min(GROUP);
         let mut columns = most;
         while columns >= 1 {
-            if let Some(shape) = Self::with(room, layout, columns, cols, tiles, planes) {
+            if let Some(shape) = Self::with(room, layouts, columns, cols, tiles, planes) {
                 return Some(shape);
             }
             columns /= 2;
@@ -57,26 +57,21 @@ impl Shape {
 
     fn with(
         room: Room,
-        layout: Layout,
+        layouts: &[Layout],
         columns: usize,
         cols: usize,
         tiles: usize,
         planes: usize,
     ) -> Option<Self> {
-        // Mirrors of project.cu: warps with a ring each, partial sums and their places, activations with their sums of 32.
+        // Mirrors of project.cu: warps with a ring each, partial sums, zeros, activations with their sums.
         let warps = warps(columns);
-        let ring = match layout {
-            Layout::F16 => warps * layout.tile_bytes(),
-            Layout::Q4 | Layout::Q4K | Layout::Q5K | Layout::Iq4 | Layout::Fp4 if warps == 8 => {
-                3 * warps * layout.tile_bytes()
-            }
-            _ => 2 * warps * layout.tile_bytes(),
-        };
-        let fixed = ring + columns * (2 * warps * 64 + 64 + 16) + 32 * 12;
-        let each = columns * (TILE_COLS * 2 + 16);
+        let ring = layouts.iter().map(|l| warps * ring_bytes(*l, columns)).max()?;
+        let sums = layouts.iter().map(|l| sum_bytes(*l, columns)).max()?;
+        let fixed = ring + columns * (2 * warps * 64 + 64 + 32) + 528;
+        let each = columns * (TILE_COLS * 2 + sums);
         let all = cols.div_ceil(TILE_COLS);
         // Blocks of one multiprocessor hide each other's waits; groups want longer slices instead.
-        let per = if columns <= 4 { 3 } else { 1 };
+        let per = if columns <= 2 { 3 } else { 1 };
         (1..=per).rev().find_map(|per| {
             let limit = (room.processor / per).saturating_sub(1024).min(room.block);
             let fits = limit.checked_sub(fixed)? / each;
@@ -88,7 +83,10 @@ impl Shape {
             if slices > planes || (per > 1 && slices > 2) {
                 return None;
             }
-            let blocks = (room.processors * per / slices).clamp(1, tiles);
+            // Where there are many, one multiprocessor is left to the small kernels between products: a kernel's blocks that had to
+            // wait for such a one to leave would be the last to end.
+            let processors = room.processors - usize::from(room.processors >= 64);
+            let blocks = (processors * per / slices).clamp(1, tiles);
             Some(Shape { columns, slices, blocks, shared: fixed + most * each })
         })
     }
@@ -106,7 +104,27 @@ impl Shape {
 
 /// Warps of a block, as project.cu has them.
 fn warps(columns: usize) -> usize {
-    if columns > 4 { 16 } else { 8 }
+    if columns > 2 { 16 } else { 8 }
+}
+
+/// Bytes of a warp's ring: tiles on their way, of F16 quarters.
+fn ring_bytes(layout: Layout, columns: usize) -> usize {
+    match layout {
+        Layout::F16 => layout.tile_bytes(),
+        Layout::Q8 | Layout::Q6K => 2 * layout.tile_bytes(),
+        _ if columns > 8 => 2 * layout.tile_bytes(),
+        _ => 3 * layout.tile_bytes(),
+    }
+}
+
+/// Bytes of the sums of 256 activations.
+fn sum_bytes(layout: Layout, columns: usize) -> usize {
+    match layout {
+        Layout::Q4K | Layout::Q5K => 32,
+        Layout::Q8 | Layout::Q4 | Layout::Iq4 if columns <= 2 => 32,
+        Layout::Q6K if columns <= 2 => 64,
+        _ => 0,
+    }
 }
 
 /// One matrix of a launch: where its planes go.
@@ -118,12 +136,29 @@ pub(crate) struct Segment {
     pub stride: usize,
 }
 
-/// One launch of kernels/project.cu.
+/// Matrices of one layout in a launch of kernels/project.cu.
 pub(crate) struct Product {
     pub segments: Vec<Segment>,
     pub cols: usize,
     pub n: usize,
     pub slices: usize,
+    /// Blocks of a slice.
+    pub blocks: usize,
+}
+
+impl Product {
+    /// What a launch without a second layout has in its place.
+    pub const NONE: Product = Product { segments: vec![], cols: 0, n: 0, slices: 0, blocks: 0 };
+
+    /// Rows of tiles.
+    pub fn tiles(&self) -> usize {
+        self.segments.iter().map(|s| s.matrix.tiles()).sum()
+    }
+
+    /// Bytes of its weights.
+    pub fn bytes(&self) -> usize {
+        self.segments.iter().map(|s| s.matrix.layout.bytes(s.matrix.rows, self.cols)).sum()
+    }
 }
 
 #[cfg(test)]
@@ -140,7 +175,7 @@ mod tests {
             for layout in [F16, Q8, Q4, Q4K, Q5K, Q6K, Iq4, Fp4] {
                 for (cols, tiles) in [(6656, 544), (19968, 416), (4096, 416), (256, 16), (33_280, 416)] {
                     for n in 1..=32 {
-                        let s = Shape::of(room, layout, n, cols, tiles, MOST_PLANES).unwrap();
+                        let s = Shape::of(room, &[layout], n, cols, tiles, MOST_PLANES).unwrap();
                         assert!(
                             s.shared <= room.block && s.planes() <= MOST_PLANES,
                             "{layout:?} {n} {cols}: {s:?}"
@@ -157,9 +192,9 @@ mod tests {
 
     #[test]
     fn one_row_is_not_sliced_on_a_large_card() {
-        let s = Shape::of(Card::h200().room, Layout::Q4K, 1, 19968, 416, MOST_PLANES).unwrap();
-        assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 264));
-        let s = Shape::of(Card::h200().room, Layout::Q4K, 1, 6656, 544, MOST_PLANES).unwrap();
-        assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 396));
+        let s = Shape::of(Card::h200().room, &[Layout::Q4K], 1, 19968, 416, MOST_PLANES).unwrap();
+        assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 262));
+        let s = Shape::of(Card::h200().room, &[Layout::Q4K], 1, 6656, 544, MOST_PLANES).unwrap();
+        assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 393));
     }
 }

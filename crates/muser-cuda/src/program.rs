@@ -6,12 +6,26 @@ use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
 use crate::product::{GROUP, HEAD_PLANES, MOST_PLANES, Product, Segment, Shape};
-use crate::weights::{Matrix, TILE_ROWS, Weights};
+use crate::weights::{Layout, Matrix, TILE_ROWS, Weights};
 use muser_core::{Buf, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
 use std::ops::Range;
 
 const PROJECT: &str = "src/kernels/project.cu";
+
+/// Layouts of a product's matrices as its launches take them: each once, in order, two a launch.
+pub(crate) fn launches(layouts: &[Layout]) -> Vec<Vec<Layout>> {
+    let mut layouts = layouts.to_vec();
+    layouts.sort_by_key(|l| *l as i32);
+    layouts.dedup();
+    layouts.chunks(2).map(<[Layout]>::to_vec).collect()
+}
+
+/// The kernel of kernels/project.cu for one or two layouts and at most `columns` activation rows.
+pub(crate) fn product_name(layouts: &[Layout], columns: usize) -> String {
+    let names: Vec<_> = layouts.iter().map(|l| l.name()).collect();
+    format!("project_{}_{columns}", names.join("_"))
+}
 
 /// Rows up to which weights are multiplied as they stream by; for more they are widened to f16 first.
 pub(crate) const SMALL: usize = 32;
@@ -359,23 +373,24 @@ impl<'a> Compiler<'a> {
         n: usize,
         most: usize,
     ) -> Result<Vec<Planes>, DeviceError> {
-        // One launch for each layout and group of rows: neighbours of one layout share it.
-        let mut layouts: Vec<_> = parts.iter().map(|p| p.0.layout).collect();
-        layouts.sort_by_key(|l| *l as i32);
-        layouts.dedup();
         let mut left = vec![Planes::default(); parts.len()];
-        for layout in layouts {
-            let same: Vec<usize> = (0..parts.len()).filter(|i| parts[*i].0.layout == layout).collect();
-            let cols = parts[same[0]].0.cols;
-            let tiles = same.iter().map(|i| parts[*i].0.tiles()).sum();
-            let shape = Shape::of(self.card.room, layout, n, cols, tiles, most);
+        let layouts: Vec<Layout> = parts.iter().map(|p| p.0.layout).collect();
+        // A launch serves one or two layouts.
+        for together in launches(&layouts) {
+            let of = |layout: &Layout| -> Vec<usize> {
+                (0..parts.len()).filter(|i| parts[*i].0.layout == *layout).collect()
+            };
+            let groups: Vec<Vec<usize>> = together.iter().map(of).collect();
+            let cols = parts[groups[0][0]].0.cols;
+            let tiles = groups.iter().flatten().map(|i| parts[*i].0.tiles()).sum();
+            let shape = Shape::of(self.card.room, &together, n, cols, tiles, most);
             let shape = shape.ok_or_else(|| {
                 DeviceError::Backend(format!(
                     "a product of {cols} columns does not fit the shared memory of {}; use --device cpu",
                     self.card.name
                 ))
             })?;
-            for i in &same {
+            for i in groups.iter().flatten() {
                 let (m, out) = parts[*i];
                 left[*i] = Planes { ptr: out, stride: n * m.rows, count: shape.planes() };
             }
@@ -384,14 +399,26 @@ impl<'a> Compiler<'a> {
                     let matrix = parts[*i].0;
                     Segment { matrix, out: left[*i].from(first * matrix.rows), stride: matrix.rows }
                 };
-                let product = Product {
-                    segments: same.iter().map(segment).collect(),
+                let product = |group: &Vec<usize>| Product {
+                    segments: group.iter().map(segment).collect(),
                     cols,
                     n: (n - first).min(shape.columns),
                     slices: shape.slices,
+                    blocks: shape.blocks,
                 };
-                let args = Args::default().product(&product).ptr(x.at_row(first, cols).h).int(cols);
-                let name = format!("project_{}_{}", layout.name(), shape.columns);
+                let mut products: Vec<Product> = groups.iter().map(product).collect();
+                if let [a, b] = products.as_mut_slice() {
+                    // Blocks as bytes, but each with a row of tiles of its own: no row is cut twice.
+                    let share = a.bytes() as f64 / (a.bytes() + b.bytes()) as f64;
+                    let least = shape.blocks.saturating_sub(b.tiles()).max(1);
+                    let most = (shape.blocks - 1).min(a.tiles());
+                    a.blocks = ((shape.blocks as f64 * share).round() as usize).clamp(least, most);
+                    b.blocks = shape.blocks - a.blocks;
+                }
+                let args =
+                    Args::default().product(&products[0]).product(products.get(1).unwrap_or(&Product::NONE));
+                let args = args.ptr(x.at_row(first, cols).h).int(cols);
+                let name = product_name(&together, shape.columns);
                 let grid = (shape.blocks, shape.slices, 1);
                 self.push_shared(steps.clone(), PROJECT, &name, grid, (shape.threads(), shape.shared), args)?;
             }

@@ -3,8 +3,9 @@
 use crate::gpu::{Gpu, Memory};
 use crate::launch::Args;
 use crate::panels::{Form, PANEL, Panels};
+use crate::program::launches;
 use crate::upload::Uploader;
-use muser_core::{DeviceError, Kind, Lane, Model, ModelError, Slot, TensorView};
+use muser_core::{DeviceError, Kind, Lane, Model, ModelError, Op, Pass, Slot, TensorView};
 use muser_format::DType;
 use std::collections::HashMap;
 
@@ -138,6 +139,27 @@ pub(crate) fn types(model: &Model) -> Vec<DType> {
     let matrices = model.slots.iter().filter(|(slot, _)| !is_vector(slot));
     let mut all: Vec<DType> = matrices.map(|(_, (dtype, ..))| *dtype).collect();
     all.sort_by_key(|dtype| dtype.name());
+    all.dedup();
+    all
+}
+
+/// Layouts that one launch multiplies: single ones, and pairs that a step of a plan has side by side.
+pub(crate) fn products(model: &Model) -> Vec<Vec<Layout>> {
+    let layout = |slot: &Slot| model.slots.get(slot).map(|(dtype, ..)| Layout::of(*dtype));
+    let mut all: Vec<Vec<Layout>> = types(model).into_iter().map(|dtype| vec![Layout::of(dtype)]).collect();
+    for plan in [Pass::Target, Pass::Draft, Pass::Inject].into_iter().filter_map(|pass| model.plans.get(pass))
+    {
+        for step in &plan.steps {
+            let slots: Vec<Slot> = match &step.op {
+                Op::Project { outs, .. } => outs.iter().map(|(slot, _)| *slot).collect(),
+                Op::GateUp { gate, up } => vec![*gate, *up],
+                _ => continue,
+            };
+            let layouts: Vec<Layout> = slots.iter().filter_map(layout).collect();
+            all.extend(launches(&layouts));
+        }
+    }
+    all.sort_by_key(|layouts| layouts.iter().map(|l| *l as i32).collect::<Vec<_>>());
     all.dedup();
     all
 }

@@ -89,72 +89,94 @@ struct Masks {
     u32 low, high;
 };
 
-// Eight weights of a piece's step as four pairs of halves, without minima; `scale` twice in a register.
-// Low nibbles stand in mantissas of 1024, high nibbles too, 16 times as large.
-__device__ __forceinline__ void nibbles(u32 w, u32 scale, int type, const Masks& m, u32* out) {
-    u32 v = w >> 8, a = (w & m.low) | 0x64006400, b = (v & m.low) | 0x64006400, c = (w & m.high) | 0x64006400, d = (v & m.high) | 0x64006400;
-    if (type == Q4) {
-        // 0xe408 is -1032; 0x2c00 is 1/16 and 0xd480 is -72: eight less.
-        out[0] = hmul2(hadd2(a, 0xe408e408), scale);
-        out[1] = hmul2(hadd2(b, 0xe408e408), scale);
-        out[2] = hmul2(hfma2(c, 0x2c002c00, 0xd480d480), scale);
-        out[3] = hmul2(hfma2(d, 0x2c002c00, 0xd480d480), scale);
-    } else {
-        // (1024 + q) * s - 1024 * s is exact before its one rounding, as is (1024 + 16 q) * s/16 - 64 * s.
-        u32 s16 = hmul2(scale, 0x2c002c00), c0 = hmul2(scale, 0xe400e400), c1 = hmul2(scale, 0xd400d400);
-        out[0] = hfma2(a, scale, c0);
-        out[1] = hfma2(b, scale, c0);
-        out[2] = hfma2(c, s16, c1);
-        out[3] = hfma2(d, s16, c1);
-    }
+// Eight quants of a piece's step as four pairs of 16 bits, over `magic` twice in a register: 0x6400 is 1024 as a half, so that they
+// stand in its mantissa, with 0 they are halves 2^-24 of what they are (subnormal, which products take as they come). The second two
+// pairs are 16 times as large.
+__device__ __forceinline__ void fields4(u32 w, u32 magic, const Masks& m, u32* out) {
+    u32 v = w >> 8;
+    out[0] = (w & m.low) | magic;
+    out[1] = (v & m.low) | magic;
+    out[2] = (w & m.high) | magic;
+    out[3] = (v & m.high) | magic;
 }
-__device__ __forceinline__ void nibbles5(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
+__device__ __forceinline__ void fields5(u32 w, u32 h, int step, u32 magic, const Masks& m, u32* out) {
     u32 v = w >> 8, y = h >> step;
-    u32 a = (w & m.low) | ((y << 4) & 0x00100010) | 0x64006400, b = (v & m.low) | (y & 0x00100010) | 0x64006400;
-    u32 c = (w & m.high) | (y & 0x01000100) | 0x64006400, d = (v & m.high) | ((y >> 4) & 0x01000100) | 0x64006400;
-    u32 s16 = hmul2(scale, 0x2c002c00), c0 = hmul2(scale, 0xe400e400), c1 = hmul2(scale, 0xd400d400);
-    out[0] = hfma2(a, scale, c0);
-    out[1] = hfma2(b, scale, c0);
-    out[2] = hfma2(c, s16, c1);
-    out[3] = hfma2(d, s16, c1);
+    out[0] = (w & m.low) | ((y << 4) & 0x00100010) | magic;
+    out[1] = (v & m.low) | (y & 0x00100010) | magic;
+    out[2] = (w & m.high) | (y & 0x01000100) | magic;
+    out[3] = (v & m.high) | ((y >> 4) & 0x01000100) | magic;
 }
-__device__ __forceinline__ void nibbles6(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
+__device__ __forceinline__ void fields6(u32 w, u32 h, int step, u32 magic, const Masks& m, u32* out) {
     u32 v = w >> 8;
     u32 ha = step & 1 ? h << 4 : h, hb = step & 1 ? h << 2 : h >> 2, hc = step & 1 ? h >> 4 : h, hd = step & 1 ? h >> 6 : h >> 2;
-    u32 a = (w & m.low) | (ha & 0x00300030) | 0x64006400, b = (v & m.low) | (hb & 0x00300030) | 0x64006400;
-    u32 c = (w & m.high) | (hc & 0x03000300) | 0x64006400, d = (v & m.high) | (hd & 0x03000300) | 0x64006400;
+    out[0] = (w & m.low) | (ha & 0x00300030) | magic;
+    out[1] = (v & m.low) | (hb & 0x00300030) | magic;
+    out[2] = (w & m.high) | (hc & 0x03000300) | magic;
+    out[3] = (v & m.high) | (hd & 0x03000300) | magic;
+}
+
+// Eight weights of a piece's step as four pairs of halves, without minima; `scale` twice in a register.
+__device__ __forceinline__ void scale_fields(u32 scale, u32* out) {
+    // (1024 + q) * s - 1024 * s is exact before its one rounding, as is (1024 + 16 q) * s/16 - 64 * s.
+    u32 s16 = hmul2(scale, 0x2c002c00), c0 = hmul2(scale, 0xe400e400), c1 = hmul2(scale, 0xd400d400);
+    out[0] = hfma2(out[0], scale, c0);
+    out[1] = hfma2(out[1], scale, c0);
+    out[2] = hfma2(out[2], s16, c1);
+    out[3] = hfma2(out[3], s16, c1);
+}
+__device__ __forceinline__ void nibbles(u32 w, u32 scale, int type, const Masks& m, u32* out) {
+    fields4(w, 0x64006400, m, out);
+    if (type != Q4) return scale_fields(scale, out);
+    // 0xe408 is -1032; 0x2c00 is 1/16 and 0xd480 is -72: eight less.
+    out[0] = hmul2(hadd2(out[0], 0xe408e408), scale);
+    out[1] = hmul2(hadd2(out[1], 0xe408e408), scale);
+    out[2] = hmul2(hfma2(out[2], 0x2c002c00, 0xd480d480), scale);
+    out[3] = hmul2(hfma2(out[3], 0x2c002c00, 0xd480d480), scale);
+}
+__device__ __forceinline__ void nibbles5(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
+    fields5(w, h, step, 0x64006400, m, out);
+    scale_fields(scale, out);
+}
+__device__ __forceinline__ void nibbles6(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
+    fields6(w, h, step, 0x64006400, m, out);
     // 0xe420 is -1056; 0xd600 is -96.
-    out[0] = hmul2(hadd2(a, 0xe420e420), scale);
-    out[1] = hmul2(hadd2(b, 0xe420e420), scale);
-    out[2] = hmul2(hfma2(c, 0x2c002c00, 0xd600d600), scale);
-    out[3] = hmul2(hfma2(d, 0x2c002c00, 0xd600d600), scale);
+    out[0] = hmul2(hadd2(out[0], 0xe420e420), scale);
+    out[1] = hmul2(hadd2(out[1], 0xe420e420), scale);
+    out[2] = hmul2(hfma2(out[2], 0x2c002c00, 0xd600d600), scale);
+    out[3] = hmul2(hfma2(out[3], 0x2c002c00, 0xd600d600), scale);
 }
-// Eight values of the table, four at a time: selectors have three bits, the fourth chooses between the table's halves.
-__device__ __forceinline__ void nibbles_iq4(u32 w, u32 scale, u32* out) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        u32 q = i ? w >> 16 : w, at = q & 0x7777;
-        u32 low = __byte_perm(IQ4_TABLE(0), IQ4_TABLE(1), at), high = __byte_perm(IQ4_TABLE(2), IQ4_TABLE(3), at);
-        u32 four = __byte_perm(low, high, 0x3210 | ((q & 0x8888) >> 1));
-        out[2 * i] = hmul2(hadd2(__byte_perm(four, 0x64646464, 0x4140), 0xe480e480), scale);
-        out[2 * i + 1] = hmul2(hadd2(__byte_perm(four, 0x64646464, 0x4342), 0xe480e480), scale);
-    }
+// Four values of the table, as bytes: selectors have three bits, the fourth chooses between the table's halves.
+__device__ __forceinline__ u32 four_iq4(u32 q) {
+    u32 at = q & 0x7777;
+    u32 low = __byte_perm(IQ4_TABLE(0), IQ4_TABLE(1), at), high = __byte_perm(IQ4_TABLE(2), IQ4_TABLE(3), at);
+    return __byte_perm(low, high, 0x3210 | ((q & 0x8888) >> 1));
 }
-// Eight E2M1 values: their bits are those of a half 2^14 times too small; `scale` makes up for it.
+// Eight E2M1 values as halves 2^-14 of what they are: their bits are those of such a half.
+__device__ __forceinline__ void fields_fp4(u32 w, u32* out) {
+    out[0] = ((w << 9) & 0x0e000e00) | ((w << 12) & 0x80008000);
+    out[1] = ((w << 1) & 0x0e000e00) | ((w << 4) & 0x80008000);
+    out[2] = ((w << 5) & 0x0e000e00) | ((w << 8) & 0x80008000);
+    out[3] = ((w >> 3) & 0x0e000e00) | (w & 0x80008000);
+}
 __device__ __forceinline__ void nibbles_fp4(u32 w, u32 scale, u32* out) {
-    out[0] = hmul2(((w << 9) & 0x0e000e00) | ((w << 12) & 0x80008000), scale);
-    out[1] = hmul2(((w << 1) & 0x0e000e00) | ((w << 4) & 0x80008000), scale);
-    out[2] = hmul2(((w << 5) & 0x0e000e00) | ((w << 8) & 0x80008000), scale);
-    out[3] = hmul2(((w >> 3) & 0x0e000e00) | (w & 0x80008000), scale);
+    fields_fp4(w, out);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = hmul2(out[i], scale);
 }
 // Two UE4M3 scales, bytes 0 and 1 or 2 and 3 of a word, as halves 2^6 times what they are: their bits are those of a half 2^8 times
 // too small.
 __device__ __forceinline__ u32 fp4_scales(u32 w, int pair) { return hmul2(__byte_perm(w, 0, pair ? 0x4342 : 0x4140) << 7, 0x74007400); }
-// Eight bytes, each 128 too high (0xe480 is -1152).
-__device__ __forceinline__ void bytes8(u32 lo, u32 hi, u32 scale, u32* out) {
-    const u32 magic = 0x64646464;
-    out[0] = hmul2(hadd2(__byte_perm(lo, magic, 0x4140), 0xe480e480), scale);
-    out[1] = hmul2(hadd2(__byte_perm(lo, magic, 0x4342), 0xe480e480), scale);
-    out[2] = hmul2(hadd2(__byte_perm(hi, magic, 0x4140), 0xe480e480), scale);
-    out[3] = hmul2(hadd2(__byte_perm(hi, magic, 0x4342), 0xe480e480), scale);
+// Eight bytes as pairs of 16 bits over `magic`, as fields4.
+__device__ __forceinline__ void fields8(u32 lo, u32 hi, u32 magic, u32* out) {
+    out[0] = __byte_perm(lo, magic, 0x4140);
+    out[1] = __byte_perm(lo, magic, 0x4342);
+    out[2] = __byte_perm(hi, magic, 0x4140);
+    out[3] = __byte_perm(hi, magic, 0x4342);
 }
+// Eight bytes, each 128 too high (0xe480 is -1152), times a scale.
+__device__ __forceinline__ void bytes8(u32 lo, u32 hi, u32 scale, u32* out) {
+    fields8(lo, hi, 0x64646464, out);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = hmul2(hadd2(out[i], 0xe480e480), scale);
+}
+__device__ __forceinline__ void nibbles_iq4(u32 w, u32 scale, u32* out) { bytes8(four_iq4(w), four_iq4(w >> 16), scale, out); }

@@ -18,7 +18,7 @@ __device__ __forceinline__ void emit(const float* v, u32 n, u64 at, const Activa
 
 // Adds the planes after the first.
 __device__ __forceinline__ void add_planes(float* v, const Planes& p, u64 at, u32 n) {
-#pragma unroll 1
+#pragma unroll 2
     for (int k = 1; k < p.count; ++k) {
         const float* more = p.p + k * p.stride + at;
 #pragma unroll

@@ -3,8 +3,13 @@
 // of tiles (16 rows by 256 columns, row after row), with a ring of them on the way from memory, filled before the kernels ahead
 // are done. Rows of tiles that a warp has alone it writes; those cut between warps are joined at the end, in the warps' order.
 // Where a row of tiles is cut between two blocks, the second part goes to plane 1; with columns in slices, each slice has a plane.
+// One or two activation rows: quants are multiplied as they are. A product's eight columns are the four groups of 32 that the
+// lanes of a row hold, times two rows, so that sums of one group stand alone and are scaled, instead of every weight. More rows need
+// all eight columns, and weights are scaled first.
+// Where SIDE is defined, the last blocks multiply a second product, whose matrices have that type.
 // Bytes: the weights, once for all rows. Operations: 2 a weight and row, with 16 rows or 8 paid for.
-// Memory binds; about 70 instructions for 32 weights of a lane (Q4K) stay under it.
+// Memory binds; 54 instructions for 32 weights of a lane (Q4K, one or two rows; 70 for more) stay under it. With 16 rows the reads of
+// activations from shared memory take nearly as long.
 // Mirrors of the structs in launch.rs.
 struct Segment {
     const u8* w;
@@ -16,23 +21,35 @@ struct Segment {
 struct Product {
     Segment seg[4];
     int segments, tiles, cols, n;
-    int slices, pad;
+    int slices, blocks;   // blocks of a slice
     Masks masks;
 };
 
-// Groups have one block a multiprocessor, with as many warps as two or three small ones.
-#define WARPS (COLUMNS > 4 ? 16 : 8)
+// One or two rows have three blocks a multiprocessor, which begin and end one after another; more have one, that reads them once.
+#define WARPS (COLUMNS > 2 ? 16 : 8)
 #define THREADS (WARPS * 32)
-#define PARTS (TYPE == F16 ? 4 : 1)
-#define PART_BYTES (tile_bytes(TYPE) / PARTS)
-#define STAGES (TYPE == F16 ? 4 : TYPE == Q8 || TYPE == Q6K || WARPS > 8 ? 2 : 3)
 #define NT (COLUMNS > 8 ? 2 : 1)
-#define SUMS (TYPE == Q4K || TYPE == Q5K)
 
+// What is different between types.
+template <int LAYOUT>
+struct Kind {
+    static constexpr int parts = LAYOUT == F16 ? 4 : 1, part_bytes = tile_bytes(LAYOUT) / parts;
+    static constexpr int stages = LAYOUT == F16 ? 4 : LAYOUT == Q8 || LAYOUT == Q6K || COLUMNS > 8 ? 2 : 3;
+    // Sums of groups are scaled instead of weights.
+    static constexpr bool spread = COLUMNS <= 2 && LAYOUT != F16;
+    // Minima, or what quants stand too high, are multiplied with sums of the activations.
+    static constexpr bool k_sums = LAYOUT == Q4K || LAYOUT == Q5K, sums = k_sums || (spread && LAYOUT != FP4);
+    // Values that share a scale; those of 256 columns' sums.
+    static constexpr int group = LAYOUT == Q6K || LAYOUT == FP4 ? 16 : 32, sum_bytes = sums ? 256 / group * 4 : 0;
+    // What an unscaled sum has to be multiplied with, and its second half besides.
+    static constexpr float unit = LAYOUT == FP4 ? 1.0f : 16777216.0f, second = LAYOUT == Q8 || LAYOUT == IQ4 || LAYOUT == FP4 ? 1.0f : 0.0625f;
+};
+template <int LAYOUT>
 __device__ __forceinline__ void fetch(u32 to, const u8* from, int lane) {
+    constexpr int bytes = Kind<LAYOUT>::part_bytes;
 #pragma unroll
-    for (int o = 0; o < PART_BYTES; o += 512)
-        if (o + 512 <= PART_BYTES || o + lane * 16 < PART_BYTES) copy16(to + o + lane * 16, from + o + lane * 16);
+    for (int o = 0; o < bytes; o += 512)
+        if (o + 512 <= bytes || o + lane * 16 < bytes) copy16(to + o + lane * 16, from + o + lane * 16);
 }
 
 // Where a lane reads in every tile.
@@ -52,10 +69,55 @@ __device__ __forceinline__ void multiply(float acc[2][4], const u32* f0, const u
     }
 }
 
+// Quants of one row that a lane has for half of a tile's columns.
+template <int LAYOUT>
+struct Quants {
+    uint4 q, more;   // more: Q8
+    u32 high[2];     // Q5K, Q6K
+    __device__ __forceinline__ void load(u32 u, u32 lane_piece, int piece) {
+        if (LAYOUT == Q8) {
+            q = lds128(u + lane_piece + piece * 2);
+            more = lds128(u + lane_piece + piece * 2 + 512);
+        } else {
+            q = lds128(u + lane_piece + piece);
+        }
+        if (LAYOUT == Q5K) high[0] = lds32(u + 2048 + lane_piece / 4 + piece / 4);
+        if (LAYOUT == Q6K) {
+            uint2 h = lds64(u + 2048 + lane_piece / 2 + piece / 2);
+            high[0] = h.x;
+            high[1] = h.y;
+        }
+    }
+    // Step i as four pairs of halves, unscaled.
+    __device__ __forceinline__ void fields(int i, const Masks& m, u32* out) const {
+        const u32* w = (const u32*)&q;
+        const u32* wide = i < 2 ? w : (const u32*)&more;
+        if (LAYOUT == Q8) fields8(wide[(i & 1) * 2], wide[(i & 1) * 2 + 1], 0, out);
+        else if (LAYOUT == Q6K) fields6(w[i], high[i >> 1], i & 1, 0, m, out);
+        else if (LAYOUT == Q5K) fields5(w[i], high[0], i, 0, m, out);
+        else if (LAYOUT == IQ4) fields8(four_iq4(w[i]), four_iq4(w[i] >> 16), 0, out);
+        else if (LAYOUT == FP4) fields_fp4(w[i], out);
+        else fields4(w[i], 0, m, out);
+    }
+    // The same, scaled.
+    __device__ __forceinline__ void weights(int i, u32 scale, const Masks& m, u32* out) const {
+        const u32* w = (const u32*)&q;
+        const u32* wide = i < 2 ? w : (const u32*)&more;
+        if (LAYOUT == Q8) bytes8(wide[(i & 1) * 2], wide[(i & 1) * 2 + 1], scale, out);
+        else if (LAYOUT == Q6K) nibbles6(w[i], high[i >> 1], i & 1, scale, m, out);
+        else if (LAYOUT == Q5K) nibbles5(w[i], high[0], i, scale, m, out);
+        else if (LAYOUT == IQ4) nibbles_iq4(w[i], scale, out);
+        else if (LAYOUT == FP4) nibbles_fp4(w[i], scale, out);
+        else nibbles(w[i], scale, LAYOUT, m, out);
+    }
+};
+
 // A tile (or part `part` of one) at address u against the activations of its columns.
-// x: per 256 columns [half][step][t] 8 halves, from the lane's first on.
+// x: per 256 columns [half][step][t] 8 halves, from the lane's first on. Where sums are scaled, acc[0] are they, and acc[1] what
+// minima leave.
+template <int LAYOUT>
 __device__ __forceinline__ void consume(float acc[2][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l) {
-    if (TYPE == F16) {
+    if (LAYOUT == F16) {
         u32 from = x[0] + ((part >> 1) * 128 + (part & 1) * 64) * 2, from2 = NT == 2 ? x[NT - 1] + (from - x[0]) : 0;
         const u32 at[2] = {from, from2};
 #pragma unroll
@@ -65,75 +127,85 @@ __device__ __forceinline__ void consume(float acc[2][4], u32 u, const u32 x[NT],
         }
         return;
     }
+    constexpr bool spread = Kind<LAYOUT>::spread;
     u32 scales[2][2], minima[2];
-    if (SUMS) {
+    if (Kind<LAYOUT>::k_sums) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) k_scales(lds32(u + l.head + r * 128), lds32(u + l.word + r * 128), lds32(u + l.next + r * 128), l.shift, scales[r][0], minima[r]);
-#pragma unroll
-        for (int n = 0; n < NT; ++n) mma8(acc[n], minima[0], minima[1], lds32(sums[n]));
     } else {
         uint2 s = lds64(u + l.head);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             scales[r][0] = r ? s.y : s.x;
-            if (TYPE == FP4) {
+            if (LAYOUT == FP4) {
                 u32 w = scales[r][0];
                 scales[r][0] = fp4_scales(w, 0);
                 scales[r][1] = fp4_scales(w, 1);
             }
-            if (TYPE == Q6K) {
+            if (LAYOUT == Q6K) {
                 u32 d = twice_low(lds16(u + l.word + r * 16)), w = scales[r][0];
                 scales[r][0] = hmul2(hadd2(__byte_perm(w, 0x64646464, 0x4140), 0xe480e480), d);
                 scales[r][1] = hmul2(hadd2(__byte_perm(w, 0x64646464, 0x4342), 0xe480e480), d);
+            } else if (Kind<LAYOUT>::sums) {
+                // 0xc800 is -8, 0xd800 is -128.
+                minima[r] = hmul2(scales[r][0], LAYOUT == Q4 ? 0xc800c800 : 0xd800d800);
             }
         }
     }
+    if (Kind<LAYOUT>::sums && LAYOUT != Q6K) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            uint2 b = lds64(sums[n]);
+            mma(acc[spread ? 1 : n], minima[0], minima[1], minima[0], minima[1], b.x, b.y);
+        }
+    }
+    constexpr int sets = Kind<LAYOUT>::group == 16 ? 2 : 1, last = 4 / sets - 1;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        uint4 q[2], q2[2];
-        u32 h[2][2];
+        Quants<LAYOUT> q[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int piece = (r * 2 + half) * 512;
-            if (TYPE == Q8) {
-                q[r] = lds128(u + l.piece + piece * 2);
-                q2[r] = lds128(u + l.piece + piece * 2 + 512);
-            } else {
-                q[r] = lds128(u + l.piece + piece);
-            }
-            if (TYPE == Q5K) h[r][0] = lds32(u + 2048 + l.piece / 4 + piece / 4);
-            if (TYPE == Q6K) {
-                uint2 high = lds64(u + 2048 + l.piece / 2 + piece / 2);
-                h[r][0] = high.x;
-                h[r][1] = high.y;
-            }
-        }
+        for (int r = 0; r < 2; ++r) q[r].load(u, l.piece, (r * 2 + half) * 512);
+        float one[2][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             u32 f[2][4];
+            if (spread) {
+                if (i % (last + 1) == 0)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) one[0][k] = one[1][k] = 0.0f;
+                q[0].fields(i, l.masks, f[0]);
+                q[1].fields(i, l.masks, f[1]);
+                uint4 b = lds128(x[0] + (half * 128 + i * 32) * 2);
+                mma(one[0], f[0][0], f[1][0], f[0][1], f[1][1], b.x, b.y);
+                mma(one[Kind<LAYOUT>::second == 1.0f ? 0 : 1], f[0][2], f[1][2], f[0][3], f[1][3], b.z, b.w);
+                if (i % (last + 1) == last)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) {
+                        u32 pair = scales[k >> 1][sets == 2 ? half : 0];
+                        float scale = half_to_float((u16)((sets == 2 ? i > last : half) ? pair >> 16 : pair));
+                        float sum = Kind<LAYOUT>::second == 1.0f ? one[0][k] : one[0][k] + one[1][k] * Kind<LAYOUT>::second;
+                        acc[0][k] += sum * scale;
+                    }
+                continue;
+            }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const u32* w = (const u32*)&q[r];
-                if (TYPE == Q6K || TYPE == FP4) {
-                    u32 s = i < 2 ? twice_low(scales[r][half]) : twice_high(scales[r][half]);
-                    if (TYPE == FP4) nibbles_fp4(w[i], s, f[r]);
-                    else nibbles6(w[i], h[r][i >> 1], i & 1, s, l.masks, f[r]);
-                } else {
-                    u32 s = half ? twice_high(scales[r][0]) : twice_low(scales[r][0]);
-                    if (TYPE == Q8) {
-                        const u32* wide = i < 2 ? w : (const u32*)&q2[r];
-                        bytes8(wide[(i & 1) * 2], wide[(i & 1) * 2 + 1], s, f[r]);
-                    } else if (TYPE == Q5K) {
-                        nibbles5(w[i], h[r][0], i, s, l.masks, f[r]);
-                    } else if (TYPE == IQ4) {
-                        nibbles_iq4(w[i], s, f[r]);
-                    } else {
-                        nibbles(w[i], s, TYPE, l.masks, f[r]);
-                    }
-                }
+                u32 s = sets == 2 ? (i < 2 ? twice_low(scales[r][half]) : twice_high(scales[r][half])) : half ? twice_high(scales[r][0]) : twice_low(scales[r][0]);
+                q[r].weights(i, s, l.masks, f[r]);
             }
             multiply(acc, f[0], f[1], x, half * 128 + i * 32);
         }
+    }
+    if (LAYOUT == Q6K && spread) {
+        // 0xd000 is -32.
+        uint2 a = lds64(sums[0]), b = lds64(sums[0] + 32);
+        u32 m[2][2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) m[r][half] = hmul2(scales[r][half], 0xd000d000);
+        mma(acc[1], m[0][0], m[1][0], m[0][1], m[1][1], a.x, b.x);
+        mma(acc[1], m[0][0], m[1][0], m[0][1], m[1][1], a.y, b.y);
     }
 }
 
@@ -147,11 +219,6 @@ struct Cursor {
 };
 __device__ __forceinline__ const u8* start_of(const Product& a, int s) { return s == 0 ? a.seg[0].w : s == 1 ? a.seg[1].w : s == 2 ? a.seg[2].w : a.seg[3].w; }
 __device__ __forceinline__ u32 tiles_of(const Product& a, int s) { return s == 0 ? a.seg[0].tiles : s == 1 ? a.seg[1].tiles : s == 2 ? a.seg[2].tiles : a.seg[3].tiles; }
-
-// Part of a row of tiles that a warp had not alone.
-struct Partial {
-    u32 tile, begin, end;   // tile ~0: none
-};
 
 // Sums of a row of tiles, of which begin..end were multiplied, to their planes. Lane i holds sum i, i + 32, ... of [column][16 rows].
 __device__ __forceinline__ void write(const Product& a, u32 tile, bool starts, bool ends, const float* sums) {
@@ -181,26 +248,30 @@ __device__ __forceinline__ void write(const Product& a, u32 tile, bool starts, b
     }
 }
 
-// grid: (blocks, slices), THREADS threads. Shared: rings, partial sums and what they are of, activations, group sums (see Shape in
+// Block `block` of a product. Shared: rings, partial sums, zeros, activations, group sums (see Shape in
 // product.rs).
-extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 4 ? 3 : 1) project(const Product a, const u16* x, const u32 x_stride) {
+template <int LAYOUT>
+__device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x_stride, const u32 block) {
+    constexpr int STAGES = Kind<LAYOUT>::stages, PARTS = Kind<LAYOUT>::parts, PART_BYTES = Kind<LAYOUT>::part_bytes, SUM_BYTES = Kind<LAYOUT>::sum_bytes;
+    constexpr bool spread = Kind<LAYOUT>::spread;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u8* ring = (u8*)shared_bytes + warp * STAGES * PART_BYTES;
     float* sums_of = (float*)((u8*)shared_bytes + WARPS * STAGES * PART_BYTES);
-    Partial* partials = (Partial*)(sums_of + 2 * WARPS * 16 * COLUMNS);
-    u16* xs = (u16*)(partials + 32);
+    u32* zeros = (u32*)(sums_of + 2 * WARPS * 16 * COLUMNS);   // 512 bytes
+    u32* run = zeros + 128;               // first and number of the block's tiles, for the end: there are no registers to keep them
+    u16* xs = (u16*)(run + 4);
     const u32 all = (a.cols + 255) / 256, most = (all + a.slices - 1) / a.slices, first = blockIdx.y * most;
     const u32 blocks = first >= all ? 0 : (all - first < most ? all - first : most), parts = blocks * PARTS;
-    const u32 x_row = most * 256 + 32, sum_row = most * 8 + 8;
+    const u32 x_row = most * 256 + 32, sum_row = most * (SUM_BYTES / 2) + 16;   // halves
     u16* sums = xs + COLUMNS * x_row;
     // This block's run of the list of tiles: whole rows of tiles where slices leave their own planes.
     const u32 whole = a.slices == 1 ? 1 : parts, list = a.slices == 1 ? (u32)a.tiles * parts : (u32)a.tiles;
-    const u32 block_from = list * blockIdx.x / gridDim.x * whole, block_to = list * (blockIdx.x + 1) / gridDim.x * whole;
+    const u32 block_from = list * block / a.blocks * whole, block_to = list * (block + 1) / a.blocks * whole;
     const u32 share = block_to - block_from, from = block_from + share * warp / WARPS, to = block_from + share * (warp + 1) / WARPS;
     const u32 ring_at = (u32)__cvta_generic_to_shared(ring);
     u32 next = from;
     Cursor c = {0, 0, 0, 0};
-    const u64 gap = (u64)(all - blocks) * tile_bytes(TYPE);
+    const u64 gap = (u64)(all - blocks) * tile_bytes(LAYOUT);
     u32 tile = 0, done = 0;   // of the part that is multiplied next
     if (from < to) {
         tile = from / parts;
@@ -208,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 4 ? 3 : 1) proj
         u32 local = tile;
         while (local >= tiles_of(a, c.segment)) local -= tiles_of(a, c.segment++);
         c.tiles = tiles_of(a, c.segment) - local;
-        c.p = start_of(a, c.segment) + ((u64)local * all + first) * tile_bytes(TYPE) + c.at * PART_BYTES;
+        c.p = start_of(a, c.segment) + ((u64)local * all + first) * tile_bytes(LAYOUT) + c.at * PART_BYTES;
     }
     auto advance = [&]() {
         next += 1;
@@ -220,59 +291,93 @@ extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 4 ? 3 : 1) proj
             if (--c.tiles == 0) {
                 c.segment += 1;
                 c.tiles = tiles_of(a, c.segment);
-                c.p = start_of(a, c.segment) + (u64)first * tile_bytes(TYPE);
+                c.p = start_of(a, c.segment) + (u64)first * tile_bytes(LAYOUT);
             }
         }
     };
+    allow_next();
+    // One tile a warp at a time: all at once, they would keep what the kernels ahead read and write waiting for as long as they take.
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
+        if (s > 0) arrived<0>();
         if (next < to) {
-            fetch(ring_at + s * PART_BYTES, c.p, lane);
+            fetch<LAYOUT>(ring_at + s * PART_BYTES, c.p, lane);
             advance();
         }
         commit();
     }
-    allow_next();
     wait_previous();
-    // Activations, 16 bytes a thread; four loads on the way at once.
-    const u32 chunks = COLUMNS * blocks * 32;
-    for (u32 base = 0; base < chunks; base += 4 * THREADS) {
-        uint4 v[4];
+    // Activations, 16 bytes at a time, to [half][step][t]; through registers, for copies would wait behind the ring's.
+    constexpr int LOADS = COLUMNS <= 2 ? 10 : 8;
+    const u32 xs_at = (u32)__cvta_generic_to_shared(xs), row_chunks = blocks * 32, chunks = COLUMNS * row_chunks;
+    const u32 inverse = COLUMNS == 1 ? 0 : 0xffffffffu / row_chunks + 1;   // i * inverse / 2^32 is i / row_chunks for all i below chunks
+#pragma unroll 1
+    for (u32 base = 0; base < chunks; base += LOADS * THREADS) {
+        uint4 v[LOADS];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            u32 i = base + k * THREADS + threadIdx.x, col = COLUMNS == 1 ? 0 : i / (blocks * 32), at = first * 256 + (i - col * blocks * 32) * 8;
-            u32 row = (int)col < a.n ? col : a.n - 1;
+        for (int k = 0; k < LOADS; ++k) {
+            const u32 i = base + k * THREADS + threadIdx.x, col = __umulhi(i, inverse), from_half = first * 256 + (i - col * row_chunks) * 8;
             v[k] = make_uint4(0, 0, 0, 0);
-            if (i < chunks && at < (u32)a.cols) v[k] = *(const uint4*)(x + (u64)row * x_stride + at);
+            if (i < chunks && from_half < (u32)a.cols) v[k] = *(const uint4*)(x + (u64)((int)col < a.n ? col : a.n - 1) * x_stride + from_half);
         }
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            u32 i = base + k * THREADS + threadIdx.x, col = COLUMNS == 1 ? 0 : i / (blocks * 32), ch = i - col * blocks * 32;
+        for (int k = 0; k < LOADS; ++k) {
+            const u32 i = base + k * THREADS + threadIdx.x, col = __umulhi(i, inverse), ch = i - col * row_chunks;
             if (i < chunks) *(uint4*)(xs + col * x_row + (ch >> 5) * 256 + ((ch >> 4) & 1) * 128 + (ch & 3) * 32 + ((ch >> 2) & 3) * 8) = v[k];
-            if (SUMS) {
-                float total = half_to_float((u16)v[k].x) + half_to_float((u16)(v[k].x >> 16)) + half_to_float((u16)v[k].y) + half_to_float((u16)(v[k].y >> 16));
-                total += half_to_float((u16)v[k].z) + half_to_float((u16)(v[k].z >> 16)) + half_to_float((u16)v[k].w) + half_to_float((u16)(v[k].w >> 16));
-                total += __shfl_xor_sync(0xffffffffu, total, 1);
-                total += __shfl_xor_sync(0xffffffffu, total, 2);
-                if (i < chunks && (ch & 3) == 0) sums[col * sum_row + (ch >> 2)] = float_to_half(total);
-            }
         }
     }
-    if (threadIdx.x < 32) partials[threadIdx.x].tile = ~0u;
+    if (threadIdx.x == 0) run[0] = block_from, run[1] = share;
+    if (spread && threadIdx.x < 128) zeros[threadIdx.x] = 0;
     __syncthreads();
-    // Addresses of this lane in the activations, the sums and every tile.
-    u32 x_at[NT], sums_at[NT];
+    if (Kind<LAYOUT>::sums) {
+        // Sums of groups: half rows of 128 are the eight columns of a product with ones, in whose row r the lanes t = r have them.
+        constexpr int sets = Kind<LAYOUT>::group == 16 ? 2 : 1, across = COLUMNS < 8 ? COLUMNS : 8;
+        const u32 halves = blocks * 2, ones = g == t ? 0x3c003c00 : 0;
+        for (u32 unit = warp * (8 / across); unit < halves; unit += WARPS * (8 / across))
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                const u32 mine = unit + g / across < halves ? unit + g / across : unit;
+                const u32 at = xs_at + ((n * 8 + g % across) * x_row + mine * 128 + t * 8) * 2;
+                float total[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+#pragma unroll
+                for (int step = 0; step < 4; ++step) {
+                    uint4 v = lds128(at + step * 64);
+                    mma(total[step * sets / 4], ones, 0, ones, 0, v.x, v.y);
+                    mma(total[step * sets / 4], ones, 0, ones, 0, v.z, v.w);
+                }
+#pragma unroll
+                for (int i = 0; i < 2 * sets; ++i) {
+                    const u32 of = 2 * t + i / sets, half = unit + of / across;
+                    if (g >= 4 || half >= halves) continue;
+                    // A lane reads what belongs to its two minima: groups in their order, or t and t + 4.
+                    const u32 number = ((half & 1) * 4 + g) * sets + i % sets, place = sets == 2 || Kind<LAYOUT>::k_sums ? number : (number & 3) * 2 + (number >> 2);
+                    u16* to = sums + (n * 8 + of % across) * sum_row + (half >> 1) * (SUM_BYTES / 2) + (place >> 1) * 4 + (place & 1);
+                    const float value = total[i % sets][i / sets];
+                    to[0] = float_to_half(value);
+                    to[2] = float_to_half(value - half_to_float(to[0]));
+                }
+            }
+        __syncthreads();
+    }
+    // Addresses of this lane in the activations, the sums and every tile; steps from tile to tile.
+    u32 x_at[NT], sums_at[NT], x_step = 512, sums_step = SUM_BYTES;
+    const u32 zeros_at = (u32)__cvta_generic_to_shared(zeros);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-        int col = (n * 8 + g) & (COLUMNS - 1);
-        x_at[n] = keep((u32)__cvta_generic_to_shared(xs + col * x_row + t * 8));
-        sums_at[n] = keep((u32)__cvta_generic_to_shared(sums + col * sum_row + t * 2));
+        int col = (spread ? g : n * 8 + g) & (COLUMNS - 1);
+        x_at[n] = (u32)__cvta_generic_to_shared(xs + col * x_row + t * 8);
+        sums_at[n] = (u32)__cvta_generic_to_shared(sums + col * sum_row + t * 4);
+        if (spread && (g >> 1 != t || (g & 1) >= COLUMNS)) x_at[n] = zeros_at, x_step = 0;
+        if (spread && g >= COLUMNS) sums_at[n] = zeros_at, sums_step = 0;
+        x_at[n] = keep(x_at[n]);
+        sums_at[n] = keep(sums_at[n]);
     }
-    const u32 head = head_at(TYPE);
-    const Lane l = {keep(lane * 16), keep(SUMS ? head + g * 16 : head + lane * 8), keep(SUMS ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
+    const u32 head = head_at(LAYOUT);
+    constexpr bool grouped = Kind<LAYOUT>::k_sums;
+    const Lane l = {keep(lane * 16), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
                     keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), a.masks};
     u32 unit = from;
-    int stage = 0, slot = 2 * warp;
+    int stage = 0;
 #pragma unroll 1
     while (unit < to) {
         const u32 begin = done, left = to - unit, end = parts - done < left ? parts : done + left;
@@ -280,27 +385,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 4 ? 3 : 1) proj
         unit += end - begin;
 #pragma unroll 1
         for (; done < end; ++done) {
-            const u32 columns = done / PARTS * 512, groups = done / PARTS * 16;
+            const u32 columns = done / PARTS * x_step, groups = done / PARTS * sums_step;
             const u32 x_here[2] = {x_at[0] + columns, x_at[NT - 1] + columns}, sums_here[2] = {sums_at[0] + groups, sums_at[NT - 1] + groups};
             arrived<STAGES - 1>();
             __syncwarp();
-            consume(acc, keep(ring_at + stage * PART_BYTES), x_here, sums_here, done % PARTS, l);
+            consume<LAYOUT>(acc, keep(ring_at + stage * PART_BYTES), x_here, sums_here, done % PARTS, l);
             __syncwarp();
             if (next < to) {
-                fetch(ring_at + stage * PART_BYTES, c.p, lane);
+                fetch<LAYOUT>(ring_at + stage * PART_BYTES, c.p, lane);
                 advance();
             }
             commit();
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
-        float* mine = sums_of + slot * 16 * COLUMNS;
+        // A row of tiles that an earlier warp began leaves its part in the warp's first place, one that a later warp ends in the second.
+        float* mine = sums_of + (2 * warp + (begin == 0)) * 16 * COLUMNS;
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int col = n * 8 + 2 * t + (i & 1);
-                float v = NT == 2 ? acc[n][i] : acc[0][i] + acc[1][i];
-                if (col < COLUMNS) mine[col * 16 + g + 8 * (i >> 1)] = v;
+                int col = (spread ? 0 : n * 8 + 2 * t) + (i & 1);
+                float v = NT == 2 ? acc[n][i] : spread ? acc[0][i] * Kind<LAYOUT>::unit + acc[1][i] : acc[0][i] + acc[1][i];
+                if (spread) {
+                    v += __shfl_xor_sync(0xffffffffu, v, 1);
+                    v += __shfl_xor_sync(0xffffffffu, v, 2);
+                }
+                if (col < COLUMNS && (!spread || t == 0)) mine[col * 16 + g + 8 * (i >> 1)] = v;
             }
         __syncwarp();
         if (begin == 0 && end == parts) {
@@ -309,37 +419,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 4 ? 3 : 1) proj
             for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i) v[i] = COLUMNS > 1 || lane < 16 ? mine[i * 32 + lane] : 0.0f;
             write(a, tile, true, true, v);
             __syncwarp();
-        } else {
-            if (lane == 0) partials[slot] = {tile, begin, end};
-            slot += 1;
         }
         tile += 1;
         done = 0;
     }
     __syncthreads();
-    // The first warp of a cut row of tiles joins its parts: they stand one after another.
-#pragma unroll 1
-    for (int s = 2 * warp; s < 2 * warp + 2; ++s) {
-        const Partial p = partials[s];
-        if (p.tile == ~0u) break;
-        int before = s - 1;
-        while (before >= 0 && partials[before].tile == ~0u) --before;
-        if (before >= 0 && partials[before].tile == p.tile) continue;
+    // The warp that has the first part of a cut row of tiles adds the others', which stand one after another.
+    auto join = [&](u32 cut, int place, u32 at) {
+        const u32 row_end = (cut + 1) * parts;
         float v[(16 * COLUMNS + 31) / 32];
 #pragma unroll
-        for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i) v[i] = 0.0f;
-        u32 end = p.end;
+        for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i) v[i] = COLUMNS > 1 || lane < 16 ? sums_of[place * 16 * COLUMNS + i * 32 + lane] : 0.0f;
 #pragma unroll 1
-        for (int other = s; other < 2 * WARPS; ++other) {
-            if (partials[other].tile == ~0u) continue;
-            if (partials[other].tile != p.tile) break;
-            end = partials[other].end;
+        for (u32 other = warp + 1; other < WARPS && at < row_end; ++other) {
+            const u32 other_to = run[0] + run[1] * (other + 1) / WARPS;
+            if (other_to <= at) continue;
+            at = other_to;
 #pragma unroll
             for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i)
-                if (COLUMNS > 1 || lane < 16) v[i] += sums_of[other * 16 * COLUMNS + i * 32 + lane];
+                if (COLUMNS > 1 || lane < 16) v[i] += sums_of[2 * other * 16 * COLUMNS + i * 32 + lane];
         }
-        write(a, p.tile, p.begin == 0, end == parts, v);
-    }
+        write(a, cut, (place & 1) != 0, at >= row_end, v);
+    };
+    if (from == to) return;
+    const u32 begun = from / parts, left_open = to / parts;
+    if (from == run[0] && from != begun * parts) join(begun, 2 * warp, to);
+    if (to != left_open * parts && left_open * parts >= from) join(left_open, 2 * warp + 1, to);
+}
+
+// grid: (blocks of both products, slices), THREADS threads.
+extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 2 ? 3 : 1) project(const Product a, const Product side, const u16* x, const u32 x_stride) {
+#ifdef SIDE
+    if (blockIdx.x >= a.blocks) return body<SIDE>(side, x, x_stride, blockIdx.x - a.blocks);
+#endif
+    body<TYPE>(a, x, x_stride, blockIdx.x);
 }
 
 // Dequantises a matrix to row-major f16 for a product on many rows, multiplied with `factor` (twice in a register). grid: ceil(tiles *
@@ -357,7 +470,7 @@ extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u
         const u8* u = w + (u64)at * tile_bytes(TYPE);
         const u8* head = u + head_at(TYPE);
         u32 scale = 0, second = 0, minimum = 0;
-        if (SUMS) {
+        if (Kind<TYPE>::k_sums) {
             const u32 *h = (const u32*)(head + row * 16), of_minima = half * 2 + (t >> 1);
             u32 scales, minima, other;
             k_scales(h[0], h[k_word(t)], h[k_next(t)], k_shift(t), scales, other);
@@ -410,7 +523,7 @@ extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u
                 nibbles(words[i], scale, TYPE, m, f);
             }
 #pragma unroll
-            for (int k = 0; k < 4; ++k) f[k] = hmul2(SUMS ? hadd2(f[k], minimum) : f[k], factor);
+            for (int k = 0; k < 4; ++k) f[k] = hmul2(Kind<TYPE>::k_sums ? hadd2(f[k], minimum) : f[k], factor);
             mine[row * 32 + ((half * 16 + t * 4 + i) ^ (t >> 1) ^ ((row & 1) << 1))] = make_uint4(f[0], f[1], f[2], f[3]);
         }
     }
