@@ -45,7 +45,7 @@ def compile(nvrtc, name, source, arch):
     return binary.raw
 
 
-def is_hot(kernel, define):
+def is_hot(kernel):
     """Kernels of a decode step and of prefill."""
     return kernel in ("project", "stream", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "k_norm_rope_store",
                       "strict_project_1", "strict_project_1_wide", "strict_project_8", "strict_scores", "strict_values")
@@ -80,8 +80,8 @@ def main():
                 registers, stack, local = (int(re.search(rf"{k}:(\d+)", use).group(1)) for k in ("REG", "STACK", "LOCAL"))
                 if arch == "sm_90a":
                     print(f"{name:11} {define[8:].replace(chr(10) + '#define', ','):26} {kernel:20} {registers:4} registers, stack {stack}, local {local}")
-                # Two types in one kernel leave a few words outside their loops.
-                if (local > 0 or stack > (24 if kernel == "project" else 0)) and is_hot(kernel, define) and arch in TUNED:
+                # Products leave a few words to memory, outside their loops.
+                if (local > 0 or stack > (24 if kernel == "project" else 0)) and is_hot(kernel) and arch in TUNED:
                     spills.append(f"{name} {kernel} {arch}: stack {stack}, local {local}")
     print(f"{compiled} compilations for {', '.join(ARCHS)}")
     if spills:

@@ -16,37 +16,28 @@ inline u32 hfma2(u32 a, u32 b, u32 c) {
 }
 inline u32 hmul2(u32 a, u32 b) { return hfma2(a, b, 0x80008000); }
 inline u32 hadd2(u32 a, u32 b) { return hfma2(a, 0x3c003c00, b); }
-// c (16 x 8) += a (16 x 8 steps) * b (8 steps x 8); `mine` are a lane's words of a, 2 a step, and of b, 1 a step, as mma.m16n8k16 and
-// mma.m16n8k8 take them.
-template <int STEPS>
-inline void matrix_product(float* c, const u32 (&mine)[3 * STEPS]) {
+// c (16 x 8) += a (16 x 16) * b (16 x 8): a lane's words as mma.m16n8k16 takes them.
+inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    const u32 mine[6] = {a0, a1, a2, a3, b0, b1};
     u32 (*slot)[12] = exchange();
     const int lane = my_lane(), g = lane >> 2, t = lane & 3;
-    for (int i = 0; i < 3 * STEPS; ++i) {
+    for (int i = 0; i < 6; ++i) {
         float pair[2] = {half_to_float(mine[i]), half_to_float(mine[i] >> 16)};
         memcpy(&slot[lane][2 * i], pair, 8);
     }
     __syncwarp();
     double sums[4] = {c[0], c[1], c[2], c[3]};
-    for (int s = 0; s < STEPS; ++s)
+    for (int s = 0; s < 2; ++s)
         for (int k = 0; k < 4; ++k) {
             float a[2][2], b[2][2];
             memcpy(a[0], &slot[g * 4 + k][4 * s], 8);
             memcpy(a[1], &slot[g * 4 + k][4 * s + 2], 8);
-            memcpy(b[0], &slot[2 * t * 4 + k][4 * STEPS + 2 * s], 8);
-            memcpy(b[1], &slot[(2 * t + 1) * 4 + k][4 * STEPS + 2 * s], 8);
+            memcpy(b[0], &slot[2 * t * 4 + k][8 + 2 * s], 8);
+            memcpy(b[1], &slot[(2 * t + 1) * 4 + k][8 + 2 * s], 8);
             for (int i = 0; i < 4; ++i)
                 sums[i] += (double)a[i >> 1][0] * b[i & 1][0] + (double)a[i >> 1][1] * b[i & 1][1];
         }
     for (int i = 0; i < 4; ++i) c[i] = (float)sums[i];
-}
-inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    const u32 words[6] = {a0, a1, a2, a3, b0, b1};
-    matrix_product<2>(c, words);
-}
-inline void mma8(float* c, u32 a0, u32 a1, u32 b) {
-    const u32 words[3] = {a0, a1, b};
-    matrix_product<1>(c, words);
 }
 inline void copy16(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from}); }
 inline void copy16_near(u32 to, const void* from) { copy16(to, from); }

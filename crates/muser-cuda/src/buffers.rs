@@ -199,6 +199,8 @@ impl Buffers {
             + floats.max(MOST_PLANES * SMALL) * products * 4
             + scratch_bytes(model, lane)
             + SMALL * width(Buf::Logits) * 4 * (HEAD_PLANES + 1)
+            + 2 * model.geometry().context * model.geometry().head_dim * 4
+            + if lane == Lane::Serving { PLANES_BYTES } else { 0 }
             + (1 << 28)) as u64
     }
 

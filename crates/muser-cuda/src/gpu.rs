@@ -450,8 +450,8 @@ impl Gpu {
             attrs: &mut attribute,
             numAttrs: u32::from(early),
         };
-        // SAFETY: the parameters live until the call returns and match the kernel's signature, which program.rs builds
-        // beside the kernel's name; every address in them belongs to this device.
+        // SAFETY: the parameters live until the call returns and match the kernel's signature: who names a kernel
+        // builds its arguments beside the name; every address in them belongs to this device.
         let code = unsafe {
             sys::cuLaunchKernelEx(&config, kernel.cu_function(), params.as_mut_ptr(), std::ptr::null_mut())
         };

@@ -3,7 +3,7 @@
 
 use crate::launch::{Args, Halves, Left, Planes};
 use crate::program::{Compiler, Node, Work};
-use crate::weights::{Matrix, TILE_COLS};
+use crate::weights::{Layout, Matrix, TILE_COLS};
 use muser_core::{Buf, DeviceError};
 use std::ops::Range;
 
@@ -37,7 +37,9 @@ pub(crate) enum Out {
 fn shared_factor(first: &Matrix, other: &Matrix) -> Option<f32> {
     let ratio = other.scale / first.scale;
     let exact = ratio.is_normal() && ratio.to_bits() & 0x807f_ffff == 0 && ratio * first.scale == other.scale;
-    (exact && (1.0 / 16.0..=16.0).contains(&ratio)).then_some(ratio)
+    // Values of F16 tiles come up to 2^14 as they are (`most_exponent` in weights.rs).
+    let most = if other.layout == Layout::F16 { 2.0 } else { 16.0 };
+    (exact && (1.0 / 16.0..=most).contains(&ratio)).then_some(ratio)
 }
 
 impl Compiler<'_> {
@@ -152,5 +154,21 @@ impl Compiler<'_> {
         self.push(steps, "src/kernels/norm.cu", "silu_rows", (n, ff.div_ceil(2048), 1), 256, args)?;
         self.leave(&[(Buf::F, Left::Halves(Halves::rows(f, ff)))]);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_factors_keep_to_f16() {
+        let matrix = |layout, scale| Matrix { ptr: 0, layout, rows: 16, cols: 256, scale };
+        for (layout, most) in [(Layout::Q4K, 16.0), (Layout::F16, 2.0)] {
+            let first = matrix(layout, 0.25);
+            assert_eq!(shared_factor(&first, &matrix(layout, 0.25 * most)), Some(most));
+            assert_eq!(shared_factor(&first, &matrix(layout, 0.5 * most)), None);
+            assert_eq!(shared_factor(&first, &matrix(layout, 0.3)), None);
+        }
     }
 }

@@ -86,7 +86,7 @@ impl Shape {
             // Where there are many, one multiprocessor is left to the small kernels between products: a kernel's blocks that had to
             // wait for such a one to leave would be the last to end.
             let processors = room.processors - usize::from(room.processors >= 64);
-            let blocks = (processors * per / slices).clamp(1, tiles);
+            let blocks = (processors * per / slices).clamp(layouts.len(), tiles);
             Some(Shape { columns, slices, blocks, shared: fixed + most * each })
         })
     }
@@ -186,6 +186,17 @@ mod tests {
                         assert!(s.blocks <= tiles);
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn two_layouts_have_blocks_of_their_own() {
+        for processors in 1..=8 {
+            let room = Room { processors, ..CONSUMER };
+            for n in [1, 2, 4, 16] {
+                let s = Shape::of(room, &[Layout::Q4K, Layout::Q6K], n, 19968, 2, MOST_PLANES).unwrap();
+                assert_eq!(s.blocks, 2, "{processors} multiprocessors, {n} rows: {s:?}");
             }
         }
     }

@@ -27,6 +27,8 @@ pub(crate) fn product_name(layouts: &[Layout], columns: usize) -> String {
     format!("project_{}_{columns}", names.join("_"))
 }
 
+/// Elements of a row that norms take at most: eight a thread.
+pub(crate) const MOST_HIDDEN: usize = 8192;
 /// Rows up to which weights are multiplied as they stream by; for more they are widened to f16 first.
 pub(crate) const SMALL: usize = 32;
 /// Blocks among which the keys of a pass's rows are split: about two for each multiprocessor of a large card.
@@ -163,6 +165,9 @@ impl<'a> Compiler<'a> {
         let b = self.buffers;
         let n = self.key.rows;
         let hidden = plan.geometry.hidden;
+        if hidden > MOST_HIDDEN {
+            return Err(self.no_kernel(plan, i, format!("rows of {hidden} elements")));
+        }
         const NORM: &str = "src/kernels/norm.cu";
         match op {
             Op::Embed { table, norm_eps } => {
@@ -262,6 +267,9 @@ impl<'a> Compiler<'a> {
                 let args = turn(Args::default().ptr(b.rows.ptr));
                 self.push(i..i + 2, FILE, "k_norm_rope_store", grid, 128, args)?;
                 Ok(2)
+            }
+            Op::Attend { .. } if !self.large() => {
+                Err(self.no_kernel(plan, i, "attention that follows no store of its keys".into()))
             }
             Op::Attend { cache, mask } => {
                 let gated = matches!(next, Some(Op::Gate));

@@ -6,7 +6,7 @@ use crate::kv::Kv;
 use crate::launch::Args;
 use crate::panels::{Form, PANEL, Panels};
 use crate::product::Room;
-use crate::program::{Key, Node, Work};
+use crate::program::{Key, MOST_HIDDEN, Node, Work};
 use crate::weights::Weights;
 use muser_core::{Buf, DeviceError, Geometry, Mask, Model, Op, Plan, RopePairs};
 use std::ops::Range;
@@ -56,8 +56,6 @@ const OTHER: &str = "src/kernels/strict.cu";
 
 /// Tiles in a warp's ring, as kernels/strict_project.cu has it.
 const STAGES: usize = 4;
-/// Elements of a row that norms take at most: eight a thread.
-const MOST: usize = 8192;
 
 /// How a product is spread over a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +192,7 @@ impl Compiler<'_> {
         let (b, n, steps) = (self.buffers, self.key.rows, i..i + 1);
         let next = plan.steps.get(i + 1).map(|s| &s.op);
         let (hidden, g) = (plan.geometry.hidden, &plan.geometry);
-        if hidden > MOST {
+        if hidden > MOST_HIDDEN {
             return Err(self.no_kernel(plan, i, format!("rows of {hidden} elements")));
         }
         // A row, and the zeros behind it that norms sum.

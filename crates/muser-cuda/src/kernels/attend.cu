@@ -363,9 +363,9 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
     const u16* k = ((u16**)cache.k)[low.slot] + kv_head * HD;
     const u16* v = ((u16**)cache.v)[low.slot] + kv_head * HD;
     const float unit = scale * 1.4426950408889634f;   // exp(x * scale) = 2^(x * unit)
-    // A thread copies the same piece of two keys of every KEYS; their place in the cache advances with them. What a ring holds behind the
-    // last key is masked, a plane's last key is read again. Pieces stand where the lanes of a quarter warp read eight different banks.
-    const u32 tid = threadIdx.x, key = tid >> 4, c = tid & 15, wraps = cache.window ? cache.capacity : ~0u, limit = cache.window ? ~0u : to - 1;
+    // A thread copies the same piece of two keys of every KEYS; their place in the cache advances with them. What a ring that has
+    // turned holds behind the last key is masked; else the last key is read again: a short context's ring ends there. Pieces stand where the lanes of a quarter warp read eight different banks.
+    const u32 tid = threadIdx.x, key = tid >> 4, c = tid & 15, wraps = cache.window ? cache.capacity : ~0u, limit = cache.window && to > cache.capacity ? ~0u : to - 1;
     const u32 k_at = key * 16 + (((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4)), v_at = key * 16 + (c ^ ((key >> 1) & 1) ^ (key & 4)) + KEYS * 16;
     u32 next = row_of(cache, from + key);
     auto fetch = [&](int stage) {

@@ -1,6 +1,6 @@
 // What every kernel shares: rows, reductions, planes of partial sums.
 
-// One row of a batch; mirrors RowMeta in program.rs.
+// One row of a batch; `upload_rows` in device.rs writes it.
 struct Row {
     u32 token, pos, slot, feature;
     int logit;   // index among the rows that ask for logits, or -1

@@ -44,6 +44,7 @@ struct Kind {
     // What an unscaled sum has to be multiplied with, and its second half besides.
     static constexpr float unit = LAYOUT == FP4 ? 1.0f : 16777216.0f, second = LAYOUT == Q8 || LAYOUT == IQ4 || LAYOUT == FP4 ? 1.0f : 0.0625f;
 };
+
 template <int LAYOUT>
 __device__ __forceinline__ void fetch(u32 to, const u8* from, int lane) {
     constexpr int bytes = Kind<LAYOUT>::part_bytes;

@@ -71,12 +71,6 @@ __device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u3
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// c (16 x 8) += a (16 x 8) * b (8 x 8).
-__device__ __forceinline__ void mma8(float* c, u32 a0, u32 a1, u32 b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b));
-}
-
 // Copies of 16 bytes to shared memory that go on while the thread does; with 128 bytes brought to the L2 cache at once, or without.
 // The first is for what is read once: its policy evicts that before all else.
 __device__ __forceinline__ void copy16(u32 to, const u8* from) {
