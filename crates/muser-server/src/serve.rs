@@ -10,6 +10,7 @@ pub use tls::Tls;
 
 use crate::app::App;
 use crate::routes::router;
+use stall::Watched;
 use std::net::SocketAddr;
 #[cfg(not(feature = "tls"))]
 use std::path::Path;
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Why the server does not run.
@@ -56,6 +57,19 @@ impl Tls {
     }
 }
 
+/// Bytes of a connection that the system takes before they are sent. Left alone it takes megabytes, and says that a write may go on
+/// only once a third of that is free: a slow reader would look like one that does not read.
+const SEND_BUFFER: u32 = 64 << 10;
+
+/// Listens; accepted connections inherit the buffer's size.
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.set_send_buffer_size(SEND_BUFFER)?;
+    socket.bind(address)?;
+    socket.listen(1024)
+}
+
 /// Serves until SIGTERM or SIGINT, then lets running generations go on for at most `grace`; HTTPS where `tls` is given.
 /// `ready` is called with the address once the server listens.
 pub fn run(
@@ -70,10 +84,10 @@ pub fn run(
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let result = runtime.block_on(async {
-        let listener =
-            TcpListener::bind(address).await.map_err(|source| ServeError::Bind { address, source })?;
+        let listener = listen(address).map_err(|source| ServeError::Bind { address, source })?;
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         ready(listener.local_addr()?);
+        let listener = Watched(listener);
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let router = router(app.clone());
         let server = match tls {
@@ -100,4 +114,20 @@ pub fn run(
     // Connections of readers that never read would keep it.
     runtime.shutdown_background();
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpStream;
+
+    #[tokio::test]
+    async fn accepted_connections_have_a_small_send_buffer() {
+        let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        let accepted = TcpSocket::from_std_stream(accepted.into_std().unwrap());
+        // Linux doubles what is asked for, for what it keeps beside the bytes.
+        assert!(accepted.send_buffer_size().unwrap() <= 2 * SEND_BUFFER);
+    }
 }

@@ -1,6 +1,5 @@
 //! Connections: at most so many, each with limits on the time for a request's head and on a write that does not go on.
 
-use super::stall::Stalling;
 use crate::app::Peer;
 use axum::Router;
 use axum::body::Body;
@@ -50,7 +49,7 @@ where
         });
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(BUFFER);
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(Stalling::new(io)), service));
+        let connection = graceful.watch(http.serve_connection(TokioIo::new(io), service));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection broke");
@@ -64,6 +63,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::stall::Watched;
     use axum::body::Bytes;
     use axum::routing::get;
     use std::convert::Infallible;
@@ -102,7 +102,7 @@ mod tests {
         };
         let (connect, pipes) = unbounded_channel();
         let (_stop, stopped) = watch::channel(false);
-        tokio::spawn(serve(Pipes(pipes), Router::new().route("/", get(endless)), stopped));
+        tokio::spawn(serve(Watched(Pipes(pipes)), Router::new().route("/", get(endless)), stopped));
         let ask = || {
             let (ours, theirs) = duplex(2000);
             connect.send(theirs).unwrap();

@@ -1,5 +1,6 @@
 //! Connections whose other end no longer reads.
 
+use axum::serve::Listener;
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -17,11 +18,25 @@ pub(super) struct Stalling<IO> {
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl<IO> Stalling<IO> {
-    pub(super) fn new(io: IO) -> Self {
-        Stalling { io, waiting: None }
+/// A listener of such connections. TLS stands above them: its own writes and flushes wait until all is out, so they do not show
+/// that some of it went.
+pub(super) struct Watched<L>(pub(super) L);
+
+impl<L: Listener> Listener for Watched<L> {
+    type Io = Stalling<L::Io>;
+    type Addr = L::Addr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let (io, peer) = self.0.accept().await;
+        (Stalling { io, waiting: None }, peer)
     }
 
+    fn local_addr(&self) -> Result<Self::Addr> {
+        self.0.local_addr()
+    }
+}
+
+impl<IO> Stalling<IO> {
     fn check<T>(&mut self, cx: &mut Context<'_>, result: Poll<Result<T>>) -> Poll<Result<T>> {
         if result.is_ready() {
             self.waiting = None;

@@ -1,6 +1,7 @@
 //! HTTPS: a listener that hands over connections once their handshake is done.
 
 use super::ServeError;
+use super::stall::{Stalling, Watched};
 use axum::serve::Listener;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -28,7 +29,7 @@ impl Tls {
         acceptor(cert, key).map(Tls)
     }
 
-    pub(super) fn listen(self, listener: TcpListener) -> std::io::Result<TlsListener> {
+    pub(super) fn listen(self, listener: Watched<TcpListener>) -> std::io::Result<TlsListener> {
         TlsListener::new(listener, self.0)
     }
 }
@@ -58,20 +59,20 @@ fn why(error: PemError) -> String {
 }
 
 /// Handshakes run beside each other, so that no slow client keeps others waiting.
-pub struct TlsListener {
+pub(super) struct TlsListener {
     address: SocketAddr,
-    ready: Receiver<(TlsStream<TcpStream>, SocketAddr)>,
+    ready: Receiver<(TlsStream<Stalling<TcpStream>>, SocketAddr)>,
 }
 
 impl TlsListener {
-    fn new(listener: TcpListener, acceptor: TlsAcceptor) -> std::io::Result<Self> {
+    fn new(listener: Watched<TcpListener>, acceptor: TlsAcceptor) -> std::io::Result<Self> {
         let address = listener.local_addr()?;
         let (sender, ready) = channel(BACKLOG);
         let mut listener = listener;
         tokio::spawn(async move {
             loop {
                 let (stream, peer) = tokio::select! {
-                    accepted = Listener::accept(&mut listener) => accepted,
+                    accepted = listener.accept() => accepted,
                     () = sender.closed() => return,
                 };
                 let (acceptor, sender) = (acceptor.clone(), sender.clone());
@@ -89,7 +90,7 @@ impl TlsListener {
 }
 
 impl Listener for TlsListener {
-    type Io = TlsStream<TcpStream>;
+    type Io = TlsStream<Stalling<TcpStream>>;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
