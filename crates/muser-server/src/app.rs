@@ -27,7 +27,7 @@ pub struct ServerOptions {
     pub strict: bool,
     /// Longest body in bytes.
     pub body_limit: usize,
-    /// Bytes of memory that all bodies may take while they come in and are read.
+    /// Bytes of memory that all bodies may take while they come in, are read, and their requests run.
     pub body_memory: usize,
 }
 

@@ -44,6 +44,8 @@ pub fn cost(body: &[u8]) -> usize {
 pub struct Intake {
     limit: usize,
     arriving: Arc<Semaphore>,
+    /// Permits of `arriving` in all.
+    gate: usize,
     reading: Arc<Semaphore>,
     /// Permits of `reading` in all.
     room: usize,
@@ -51,13 +53,17 @@ pub struct Intake {
 
 /// A body's share of the memory, given back when it is dropped.
 #[derive(Debug)]
-pub struct Share(Mutex<OwnedSemaphorePermit>);
+pub struct Share {
+    permit: Mutex<OwnedSemaphorePermit>,
+    /// Permits that stay.
+    kept: usize,
+}
 
 impl Share {
-    /// Gives back what only reading took.
+    /// Gives back what only reading took; once, though a request of several prompts says so for each.
     pub fn settle(&self) {
-        let mut permit = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let freed = permit.num_permits() - permit.num_permits().div_ceil(KEPT);
+        let mut permit = self.permit.lock().unwrap_or_else(|e| e.into_inner());
+        let freed = permit.num_permits().saturating_sub(self.kept);
         drop(permit.split(freed));
     }
 }
@@ -75,10 +81,10 @@ impl Intake {
     /// Bodies of at most `limit` bytes, and `memory` bytes for all: a quarter for what comes in, the rest for reading.
     pub fn new(limit: usize, memory: usize) -> Self {
         let permits = |bytes: usize| (bytes / UNIT).min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
-        let arriving = permits(memory / 4);
-        let room = permits(memory) - arriving;
-        let (arriving, reading) = (Arc::new(Semaphore::new(arriving)), Arc::new(Semaphore::new(room)));
-        Intake { limit, arriving, reading, room }
+        let gate = permits(memory / 4);
+        let room = permits(memory) - gate;
+        let (arriving, reading) = (Arc::new(Semaphore::new(gate)), Arc::new(Semaphore::new(room)));
+        Intake { limit, arriving, gate, reading, room }
     }
 
     /// Receives a body, and waits until there is memory for reading it.
@@ -86,22 +92,16 @@ impl Intake {
         let received = tokio::time::timeout(BODY_TIME, self.receive(body)).await;
         let late = || ApiError::new(Kind::Timeout, "the body did not come within 60 seconds");
         let (bytes, arrived) = received.map_err(|_| late())??;
-        let cost = cost(&bytes);
-        let permits = cost.div_ceil(UNIT);
+        let permits = cost(&bytes).div_ceil(UNIT);
         if permits > self.room {
-            let message = format!(
-                "reading the body may take {} MiB of memory, and {} are allowed; send less, or raise --body-memory",
-                cost >> 20,
-                (self.room * UNIT) >> 20
-            );
-            return Err(ApiError::new(Kind::TooLarge, message));
+            return Err(never("reading", permits, self.room));
         }
         let turn = self.reading.clone().acquire_many_owned(permits as u32);
         let Ok(Ok(permit)) = tokio::time::timeout(TURN_TIME, turn).await else {
             let why = "other requests take all the memory there is for bodies; try again in a moment";
             return Err(ApiError::new(Kind::Busy, why));
         };
-        let share = Arc::new(Share(Mutex::new(permit)));
+        let share = Arc::new(Share { permit: Mutex::new(permit), kept: permits.div_ceil(KEPT) });
         Ok(Received { bytes, share, _arrived: arrived })
     }
 
@@ -123,6 +123,9 @@ impl Intake {
                 return Err(large());
             }
             let due = (len.saturating_sub(SMALL) * PER_RECEIVED).div_ceil(UNIT);
+            if due > self.gate {
+                return Err(never("receiving", due, self.gate));
+            }
             let more = due - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
             if more > 0 {
                 let Ok(permit) = self.arriving.clone().try_acquire_many_owned(more as u32) else {
@@ -138,6 +141,15 @@ impl Intake {
         }
         Ok((bytes, held))
     }
+}
+
+/// A body that no waiting helps.
+fn never(what: &str, due: usize, all: usize) -> ApiError {
+    let (due, all) = ((due * UNIT) >> 20, (all * UNIT) >> 20);
+    let message = format!(
+        "{what} the body may take {due} MiB of memory, and {all} are allowed; send less, or raise --body-memory"
+    );
+    ApiError::new(Kind::TooLarge, message)
 }
 
 #[cfg(test)]
@@ -191,6 +203,8 @@ mod tests {
         assert_eq!(intake.reading.available_permits(), 3072 - 1920);
         // The clock runs where nothing else does.
         assert_eq!(refusal(intake.take(whole(text)).await), Kind::Busy);
+        // Each prompt of a request settles its share.
+        first.share.settle();
         first.share.settle();
         assert_eq!(intake.reading.available_permits(), 3072 - 480);
         let second = intake.take(whole(text)).await.unwrap();
@@ -199,13 +213,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_over_the_limit_are_refused_before_they_come() {
+    async fn bodies_that_never_fit_are_refused_before_they_come() {
         let intake = Intake::new(1000, 4 << 20);
         assert_eq!(refusal(intake.take(whole(1001)).await), Kind::TooLarge);
         let (sender, long) = body();
         (0..2).for_each(|_| sender.send(Ok(vec![b'x'; 501].into())).unwrap());
         // It is not at its end.
         assert_eq!(refusal(intake.take(long).await), Kind::TooLarge);
+        // 500 KiB take 1.3 MiB of the 1 that is for what comes in, whoever else is there.
+        let intake = Intake::new(1 << 20, 4 << 20);
+        assert_eq!(refusal(intake.take(whole(500 << 10)).await), Kind::TooLarge);
         let (sender, cut) = body();
         sender.send(Err(std::io::ErrorKind::ConnectionReset.into())).unwrap();
         assert_eq!(refusal(intake.take(cut).await), Kind::Invalid);

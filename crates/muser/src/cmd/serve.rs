@@ -74,7 +74,7 @@ pub struct Serve {
     /// MiB that a request's body may have
     #[arg(long, value_name = "MIB", default_value_t = 4)]
     body_limit: usize,
-    /// MiB of memory that all bodies may take while they are read; more wait, or are refused with 503
+    /// MiB of memory for all bodies that come in, are read, or belong to running requests; more wait, then get 503
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     body_memory: usize,
     /// Choices that a request may ask for
