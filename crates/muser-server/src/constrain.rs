@@ -203,15 +203,19 @@ impl Grammars {
     fn reserve(&self, lark: &str) -> Result<OwnedSemaphorePermit, GrammarError> {
         let units = lark.len().div_ceil(UNIT).max(1) as u32;
         let mut kept = self.kept();
+        let unused = |kept: &[(String, Compiled)]| {
+            kept.iter().position(|(_, compiled)| Arc::strong_count(&compiled.0) == 1)
+        };
         if kept.len() >= KEPT {
-            kept.remove(0);
+            let oldest = unused(&kept).unwrap_or(0);
+            kept.remove(oldest);
         }
         loop {
             if let Ok(permit) = self.live.clone().try_acquire_many_owned(units) {
                 return Ok(permit);
             }
-            let unused = kept.iter().position(|(_, compiled)| Arc::strong_count(&compiled.0) == 1);
-            drop(kept.remove(unused.ok_or(GrammarError::Busy)?));
+            let oldest = unused(&kept).ok_or(GrammarError::Busy)?;
+            kept.remove(oldest);
         }
     }
 

@@ -325,6 +325,14 @@ impl Pipeline {
     }
 }
 
+/// What it still has in the post goes out with it, also when the engine's thread panics: a message that lies there keeps its
+/// sender alive, and so its client waiting.
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        self.post.send();
+    }
+}
+
 impl Sink for Pipeline {
     fn started(&mut self, cached: usize) {
         self.send(Output::Started(cached));
@@ -400,7 +408,6 @@ impl Sink for Pipeline {
             End::Failed(why) => failed(Kind::Internal, format!("the engine failed: {why}")),
         };
         self.send(Output::End(finish, Usage { report, reasoning: self.reasoning }));
-        self.flush();
     }
 }
 
