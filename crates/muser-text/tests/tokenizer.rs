@@ -257,6 +257,7 @@ fn the_default_model_is_its_tokenizer_json() {
     let json: Value = serde_json::from_slice(&std::fs::read(fixture("mini/tokens.json")).unwrap()).unwrap();
     // Tokens stand in the order of their ids, the added ones after the others.
     let list = |name: &str| json[name].as_array().unwrap().iter().map(|token| token.as_str().unwrap());
+    assert_eq!(list("vocab").count() + list("added_tokens").count(), MINI.vocab_size());
     for (token, id) in list("vocab").zip(0..) {
         assert_eq!(printable(MINI.token_bytes(id).unwrap()), token);
         if let Ok(text) = std::str::from_utf8(MINI.token_bytes(id).unwrap()) {
