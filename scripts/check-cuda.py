@@ -9,7 +9,8 @@ import ctypes, glob, hashlib, os, re, subprocess, sys, tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
 HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh", "cache.cuh"]
-# What stands between these and a file of the strict lane.
+# What stands between these and a file.
+PRODUCTS = {"project.cu": ["tile.cuh"]}
 STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "strict_project.cu": ["strict.cuh", "panels.cuh"],
           "strict_pack.cu": ["panels.cuh", "pack.cu"]}
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
@@ -68,7 +69,7 @@ def main():
     for path, define in work:
         name = os.path.basename(path)
         for arch in ARCHS:
-            binary = compile(nvrtc, name, define + "\n" + text(HEADERS + STRICT.get(name, []) + [name]), arch)
+            binary = compile(nvrtc, name, define + "\n" + text(HEADERS + (PRODUCTS | STRICT).get(name, []) + [name]), arch)
             compiled += 1
             if "--digests" in sys.argv:
                 print(arch, name, repr(define), hashlib.sha256(binary).hexdigest())

@@ -39,7 +39,7 @@ def blocks():
             for columns, sanitizer in RUNS + (RACES if name in ("Q4_K", "Q6_K") else []):
                 program = os.path.join(folder, "program")
                 source = f'#define TYPE {layout}\n#define SIDE {layout}\n#define COLUMNS {columns}\n#define SOURCE {number}\n#define THREADS {512 if columns > 2 else 256}\n#include "cuda.h"\n#include "ptx.h"\n'
-                source += "".join(text(n) for n in ("common.cuh", "layout.cuh", "pack.cu", "project.cu")) + open(os.path.join(HERE, "project.cpp")).read()
+                source += "".join(text(n) for n in ("common.cuh", "layout.cuh", "pack.cu", "tile.cuh", "project.cu")) + open(os.path.join(HERE, "project.cpp")).read()
                 path = program + ".cpp"
                 open(path, "w").write(source)
                 subprocess.check_call(["g++", "-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-mf16c", "-mfma", "-w", "-pthread", "-I", HERE, path, "-o", program])

@@ -49,6 +49,9 @@ const COMMON: [(&str, &str, &[&str]); 4] = [
     ("decode", include_str!("kernels/decode.cu"), &["attend_few", "attend_join"]),
 ];
 
+/// Products of few rows.
+const PROJECT: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/project.cu"));
+
 /// All programs for a model with matrices of these types and products of these layouts; each is compiled by a thread of its own.
 fn sources(types: &[DType], products: &[Vec<Layout>], lane: Lane) -> Vec<Source> {
     let whole = |(name, text, kernels): &(&str, &'static str, &[&'static str])| Source {
@@ -80,7 +83,7 @@ fn sources(types: &[DType], products: &[Vec<Layout>], lane: Lane) -> Vec<Source>
             None if columns == 1 => kernels.push(("widen", format!("widen_{}", layouts[0].name()))),
             None => {}
         }
-        Source { name, defines, text: include_str!("kernels/project.cu"), kernels }
+        Source { name, defines, text: PROJECT, kernels }
     });
     let single = products.iter().filter(|layouts| layouts.len() == 1).map(|layouts| layouts[0]);
     let streams = single.filter(|layout| has_kernel(*layout)).map(|layout| Source {

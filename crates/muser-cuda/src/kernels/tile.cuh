@@ -1,0 +1,182 @@
+// One tile of layout.cuh times the activation rows that a kernel is compiled for (COLUMNS): on tensor cores, as a warp.
+#define NT (COLUMNS > 8 ? 2 : 1)
+
+// What is different between types.
+template <int LAYOUT>
+struct Kind {
+    static constexpr int parts = LAYOUT == F16 ? 4 : 1, part_bytes = tile_bytes(LAYOUT) / parts;
+    static constexpr int stages = LAYOUT == F16 ? 4 : LAYOUT == Q8 || LAYOUT == Q6K || COLUMNS > 8 ? 2 : 3;
+    // Sums of groups are scaled instead of weights.
+    static constexpr bool spread = COLUMNS <= 2 && LAYOUT != F16;
+    // Minima, or what quants stand too high, are multiplied with sums of the activations.
+    static constexpr bool k_sums = LAYOUT == Q4K || LAYOUT == Q5K, sums = k_sums || (spread && LAYOUT != FP4);
+    // Values that share a scale; those of 256 columns' sums.
+    static constexpr int group = LAYOUT == Q6K || LAYOUT == FP4 ? 16 : 32, sum_bytes = sums ? 256 / group * 4 : 0;
+    // What an unscaled sum has to be multiplied with, and its second half besides.
+    static constexpr float unit = LAYOUT == FP4 ? 1.0f : 16777216.0f, second = LAYOUT == Q8 || LAYOUT == IQ4 || LAYOUT == FP4 ? 1.0f : 0.0625f;
+};
+
+template <int LAYOUT>
+__device__ __forceinline__ void fetch(u32 to, const u8* from, int lane) {
+    constexpr int bytes = Kind<LAYOUT>::part_bytes;
+#pragma unroll
+    for (int o = 0; o < bytes; o += 512)
+        if (o + 512 <= bytes || o + lane * 16 < bytes) copy16(to + o + lane * 16, from + o + lane * 16);
+}
+
+// Where a lane reads in every tile.
+struct Lane {
+    u32 piece, head, word, next, shift;
+    Masks masks;
+};
+
+// One step of both rows against all activation rows.
+__device__ __forceinline__ void multiply(float acc[2][4], const u32* f0, const u32* f1, const u32 x[NT], int at) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+        uint4 b = lds128(x[n] + at * 2);
+        // One tile of columns: two sums, so that products do not wait for each other.
+        mma(acc[NT == 2 ? n : 0], f0[0], f1[0], f0[1], f1[1], b.x, b.y);
+        mma(acc[NT == 2 ? n : 1], f0[2], f1[2], f0[3], f1[3], b.z, b.w);
+    }
+}
+
+// Quants of one row that a lane has for half of a tile's columns.
+template <int LAYOUT>
+struct Quants {
+    uint4 q, more;   // more: Q8
+    u32 high[2];     // Q5K, Q6K
+    __device__ __forceinline__ void load(u32 u, u32 lane_piece, int piece) {
+        if (LAYOUT == Q8) {
+            q = lds128(u + lane_piece + piece * 2);
+            more = lds128(u + lane_piece + piece * 2 + 512);
+        } else {
+            q = lds128(u + lane_piece + piece);
+        }
+        if (LAYOUT == Q5K) high[0] = lds32(u + 2048 + lane_piece / 4 + piece / 4);
+        if (LAYOUT == Q6K) {
+            uint2 h = lds64(u + 2048 + lane_piece / 2 + piece / 2);
+            high[0] = h.x;
+            high[1] = h.y;
+        }
+    }
+    // Step i as four pairs of halves, unscaled.
+    __device__ __forceinline__ void fields(int i, const Masks& m, u32* out) const {
+        const u32* w = (const u32*)&q;
+        const u32* wide = i < 2 ? w : (const u32*)&more;
+        if (LAYOUT == Q8) fields8(wide[(i & 1) * 2], wide[(i & 1) * 2 + 1], 0, out);
+        else if (LAYOUT == Q6K) fields6(w[i], high[i >> 1], i & 1, 0, m, out);
+        else if (LAYOUT == Q5K) fields5(w[i], high[0], i, 0, m, out);
+        else if (LAYOUT == IQ4) fields8(four_iq4(w[i]), four_iq4(w[i] >> 16), 0, out);
+        else if (LAYOUT == FP4) fields_fp4(w[i], out);
+        else fields4(w[i], 0, m, out);
+    }
+    // The same, scaled.
+    __device__ __forceinline__ void weights(int i, u32 scale, const Masks& m, u32* out) const {
+        const u32* w = (const u32*)&q;
+        const u32* wide = i < 2 ? w : (const u32*)&more;
+        if (LAYOUT == Q8) bytes8(wide[(i & 1) * 2], wide[(i & 1) * 2 + 1], scale, out);
+        else if (LAYOUT == Q6K) nibbles6(w[i], high[i >> 1], i & 1, scale, m, out);
+        else if (LAYOUT == Q5K) nibbles5(w[i], high[0], i, scale, m, out);
+        else if (LAYOUT == IQ4) nibbles_iq4(w[i], scale, out);
+        else if (LAYOUT == FP4) nibbles_fp4(w[i], scale, out);
+        else nibbles(w[i], scale, LAYOUT, m, out);
+    }
+};
+
+// A tile (or part `part` of one) at address u against the activations of its columns.
+// x: per 256 columns [half][step][t] 8 halves, from the lane's first on. Where sums are scaled, acc[0] are they, and acc[1] what
+// minima leave.
+template <int LAYOUT>
+__device__ __forceinline__ void consume(float acc[2][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l) {
+    if (LAYOUT == F16) {
+        u32 from = x[0] + ((part >> 1) * 128 + (part & 1) * 64) * 2, from2 = NT == 2 ? x[NT - 1] + (from - x[0]) : 0;
+        const u32 at[2] = {from, from2};
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+            uint4 a = lds128(u + s * 512 + l.piece), b = lds128(u + 1024 + s * 512 + l.piece);
+            multiply(acc, (const u32*)&a, (const u32*)&b, at, s * 32);
+        }
+        return;
+    }
+    constexpr bool spread = Kind<LAYOUT>::spread;
+    u32 scales[2][2], minima[2];
+    if (Kind<LAYOUT>::k_sums) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) k_scales(lds32(u + l.head + r * 128), lds32(u + l.word + r * 128), lds32(u + l.next + r * 128), l.shift, scales[r][0], minima[r]);
+    } else {
+        uint2 s = lds64(u + l.head);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            scales[r][0] = r ? s.y : s.x;
+            if (LAYOUT == FP4) {
+                u32 w = scales[r][0];
+                scales[r][0] = fp4_scales(w, 0);
+                scales[r][1] = fp4_scales(w, 1);
+            }
+            if (LAYOUT == Q6K) {
+                u32 d = twice_low(lds16(u + l.word + r * 16)), w = scales[r][0];
+                scales[r][0] = hmul2(hadd2(__byte_perm(w, 0x64646464, 0x4140), 0xe480e480), d);
+                scales[r][1] = hmul2(hadd2(__byte_perm(w, 0x64646464, 0x4342), 0xe480e480), d);
+            } else if (Kind<LAYOUT>::sums) {
+                // 0xc800 is -8, 0xd800 is -128.
+                minima[r] = hmul2(scales[r][0], LAYOUT == Q4 ? 0xc800c800 : 0xd800d800);
+            }
+        }
+    }
+    if (Kind<LAYOUT>::sums && LAYOUT != Q6K) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            uint2 b = lds64(sums[n]);
+            mma(acc[spread ? 1 : n], minima[0], minima[1], minima[0], minima[1], b.x, b.y);
+        }
+    }
+    constexpr int sets = Kind<LAYOUT>::group == 16 ? 2 : 1, last = 4 / sets - 1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        Quants<LAYOUT> q[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) q[r].load(u, l.piece, (r * 2 + half) * 512);
+        float one[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 f[2][4];
+            if (spread) {
+                if (i % (last + 1) == 0)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) one[0][k] = one[1][k] = 0.0f;
+                q[0].fields(i, l.masks, f[0]);
+                q[1].fields(i, l.masks, f[1]);
+                uint4 b = lds128(x[0] + (half * 128 + i * 32) * 2);
+                mma(one[0], f[0][0], f[1][0], f[0][1], f[1][1], b.x, b.y);
+                mma(one[Kind<LAYOUT>::second == 1.0f ? 0 : 1], f[0][2], f[1][2], f[0][3], f[1][3], b.z, b.w);
+                if (i % (last + 1) == last)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) {
+                        u32 pair = scales[k >> 1][sets == 2 ? half : 0];
+                        float scale = half_to_float((u16)((sets == 2 ? i > last : half) ? pair >> 16 : pair));
+                        float sum = Kind<LAYOUT>::second == 1.0f ? one[0][k] : one[0][k] + one[1][k] * Kind<LAYOUT>::second;
+                        acc[0][k] += sum * scale;
+                    }
+                continue;
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                u32 s = sets == 2 ? (i < 2 ? twice_low(scales[r][half]) : twice_high(scales[r][half])) : half ? twice_high(scales[r][0]) : twice_low(scales[r][0]);
+                q[r].weights(i, s, l.masks, f[r]);
+            }
+            multiply(acc, f[0], f[1], x, half * 128 + i * 32);
+        }
+    }
+    if (LAYOUT == Q6K && spread) {
+        // 0xd000 is -32.
+        uint2 a = lds64(sums[0]), b = lds64(sums[0] + 32);
+        u32 m[2][2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) m[r][half] = hmul2(scales[r][half], 0xd000d000);
+        mma(acc[1], m[0][0], m[1][0], m[0][1], m[1][1], a.x, b.x);
+        mma(acc[1], m[0][0], m[1][0], m[0][1], m[1][1], a.y, b.y);
+    }
+}
