@@ -4,7 +4,11 @@
 //! and the drafted ones that are confirmed. The row that is j-th in its block is confirmed with the probability that all
 //! j are: a falling sequence for each block. So the best D rows of a group are the D largest of these probabilities, and
 //! the best D is where expected tokens over expected seconds is largest; D = 0 is plain decoding. [`Costs`] holds the
-//! seconds, one for an engine; [`Pace`] holds the probabilities, one for each sequence; [`blocks`] chooses.
+//! seconds, one for an engine; [`Pace`] holds the probabilities, one for each sequence; [`blocks`] chooses, and [`settle`]
+//! books what came of it.
+//!
+//! The drafter gets a sequence's context with the first draft, so one that never drafts never pays for it; and no sequence
+//! drafts while its drafts have lost more than a small share of its time.
 //!
 //! Nothing here reads a clock: equal measurements give equal choices.
 
@@ -16,6 +20,8 @@ use std::ops::RangeBounds;
 pub struct Costs {
     target: Curve,
     draft: Curve,
+    /// Seconds of giving the drafter a row of context.
+    context: f64,
 }
 
 impl Costs {
@@ -24,12 +30,26 @@ impl Costs {
         self.target.add(rows, seconds);
     }
 
-    /// Drafting of so many rows took so long, with what the drafter's caches need beforehand.
-    pub fn draft(&mut self, rows: usize, seconds: f64) {
-        self.draft.add(rows, seconds);
+    /// Drafting of so many rows took so long, with `owed` rows of context that the drafter was given before and those after it.
+    pub fn draft(&mut self, rows: usize, seconds: f64, owed: usize) {
+        self.draft.add(rows, (seconds - self.context(owed)).max(0.0));
+    }
+
+    /// So many rows of a prompt took so long; giving one to the drafter has `share` of a row's work. The shortest counts, but is
+    /// forgotten slowly.
+    pub fn prompt(&mut self, rows: usize, seconds: f64, share: f64) {
+        let row = share * seconds / rows as f64;
+        self.context = if self.context > 0.0 { row.min(CONTEXT_GROWS * self.context) } else { row };
+    }
+
+    /// Seconds of giving the drafter so many rows of context.
+    fn context(&self, rows: usize) -> f64 {
+        self.context * rows as f64
     }
 }
 
+/// What a prompt may add to the estimate of context.
+const CONTEXT_GROWS: f64 = 1.02;
 /// Passes after which a plain step is measured again while drafts are running, for it is what they are compared with: twice
 /// as many as the last time, within these bounds.
 const PLAIN_AGE: [u64; 2] = [4, 128];
@@ -142,17 +162,25 @@ const KEEPS: f64 = 0.97;
 /// model thinks of it, and a few misses must then outweigh many good drafts. And what each further one leaves.
 const MISSES: usize = 2;
 const MISS_KEEPS: f64 = 0.7;
-/// A row's chance before anything is known, and how many observations that is worth.
+/// A row's chance before anything is known, and how many observations that is worth. Where the target was sure of a prompt's
+/// first token the chance is its own, up to a bound.
 const PRIOR: (f64, f64) = (0.7, 2.0);
+const PRIOR_MOST: f64 = 0.85;
 /// How many observations at other positions' mean a position starts with.
 const POOL: f64 = 2.0;
 /// Drafting has to promise this much more than plain decoding.
 const MARGIN: f64 = 1.03;
+/// Shares of a sequence's time: what its drafts may have lost when the next is made, and what its context may cost if the next
+/// draft is not expected to pay for it.
+const LOSS_SHARE: f64 = 0.0075;
+const CONTEXT_SHARE: f64 = 0.0125;
 
 /// What one sequence's drafts were worth.
 #[derive(Clone, Debug)]
 pub struct Pace {
     fixed: Option<usize>,
+    /// A row's chance before anything is known.
+    prior: f64,
     /// By position in the block: how often a row was decided, and how often confirmed, older ones counting less.
     decided: Vec<f64>,
     confirmed: Vec<f64>,
@@ -163,6 +191,9 @@ pub struct Pace {
     /// Plain tokens since the last draft, and how many more are waited for.
     quiet: usize,
     retry: usize,
+    /// Seconds since the prompt began, this sequence's share of them; and those that drafts have saved, or lost.
+    time: f64,
+    saved: f64,
 }
 
 impl Pace {
@@ -171,12 +202,15 @@ impl Pace {
         let none = vec![0.0; most];
         Pace {
             fixed: None,
+            prior: PRIOR.0,
             decided: none.clone(),
             confirmed: none,
             reach: FIRST_REACH,
             misses: 0,
             quiet: 0,
             retry: RETRY[0],
+            time: 0.0,
+            saved: 0.0,
         }
     }
 
@@ -185,8 +219,22 @@ impl Pace {
         Pace { fixed: Some(rows), ..Pace::auto(0) }
     }
 
+    /// A prompt was computed in so many seconds; `chance` is the target's of the likeliest token after it. What earlier
+    /// prompts taught counts little.
+    pub fn begin(&mut self, seconds: f64, chance: f64) {
+        self.fade(TRY_KEEPS);
+        let fresh = Pace { fixed: self.fixed, ..Pace::auto(0) };
+        let (decided, confirmed) = (std::mem::take(&mut self.decided), std::mem::take(&mut self.confirmed));
+        *self = Pace { decided, confirmed, prior: chance.min(PRIOR_MOST), time: seconds, ..fresh };
+    }
+
+    /// Whether its drafts have not lost more than they may.
+    fn may_draft(&self) -> bool {
+        self.saved >= -LOSS_SHARE * self.time
+    }
+
     /// A step has decided: of `drafted` rows the first `accepted` were confirmed.
-    pub fn observe(&mut self, drafted: usize, accepted: usize) {
+    fn observe(&mut self, drafted: usize, accepted: usize) {
         if drafted == 0 {
             self.quiet += 1;
             return;
@@ -211,7 +259,7 @@ impl Pace {
 
     /// Chance of each row that it and all before it are confirmed.
     fn chances(&self) -> impl Iterator<Item = f64> {
-        let (chance, weight) = PRIOR;
+        let (chance, weight) = (self.prior, PRIOR.1);
         let sum = |counts: &[f64]| counts.iter().sum::<f64>();
         let pooled = (sum(&self.confirmed) + chance * weight) / (sum(&self.decided) + weight);
         let rows = self.decided.iter().zip(&self.confirmed);
@@ -227,10 +275,19 @@ fn is_usual(rows: usize) -> bool {
     rows <= 6 || rows.is_power_of_two() || (rows.is_multiple_of(4) && rows <= 32)
 }
 
+/// A sequence that may draft in the coming step.
+pub struct Seat<'a> {
+    /// What its drafts were worth.
+    pub pace: &'a mut Pace,
+    /// Rows that it may draft at most.
+    pub room: usize,
+    /// Rows of context that the drafter has to be given before.
+    pub owed: usize,
+}
+
 /// Rows to draft for each sequence of a group, no more than its `room`. A 0 is a plain row; all 0 is a plain step.
-pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
-    let mut counts: Vec<usize> =
-        group.iter().map(|(pace, room)| pace.fixed.unwrap_or(0).min(*room)).collect();
+pub fn blocks(costs: &Costs, group: &mut [Seat<'_>]) -> Vec<usize> {
+    let mut counts: Vec<usize> = group.iter().map(|s| s.pace.fixed.unwrap_or(0).min(s.room)).collect();
     if counts.iter().any(|count| *count > 0) {
         return counts;
     }
@@ -240,17 +297,28 @@ pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
     };
     // One row tells what rows cost.
     let reach = if costs.target.known(..).nth(1).is_some() { usize::MAX } else { 1 };
-    let mut rows: Vec<(f64, usize)> = vec![];
-    for (i, (pace, room)) in group.iter().enumerate() {
-        rows.extend(pace.chances().take(reach.min(pace.reach).min(*room)).map(|chance| (chance, i)));
-    }
-    rows.sort_by(|a, b| b.0.total_cmp(&a.0));
     // Seconds of a step that drafts so many rows for so many of the sequences, as a multiple of a plain step.
     let cost = |drafted: usize, drafting: usize| {
         let draft = costs.draft.estimate(drafted + drafting).unwrap_or(0.0);
         (draft + costs.target.estimate(sequences + drafted).unwrap_or(plain)) / plain
     };
-    let mut best = (MARGIN * sequences as f64, 0);
+    let least = MARGIN * sequences as f64;
+    let mut rows: Vec<(f64, usize)> = vec![];
+    for (i, seat) in group.iter().enumerate().filter(|(_, seat)| seat.pace.may_draft()) {
+        let reach = reach.min(seat.pace.reach).min(seat.room);
+        let context = costs.context(seat.owed);
+        let mut tokens = sequences as f64;
+        let mut pays = |(n, chance): (usize, f64)| {
+            tokens += chance;
+            tokens / (cost(n + 1, 1) + context / plain) > least
+        };
+        let chances = || seat.pace.chances().take(reach);
+        if context <= CONTEXT_SHARE * seat.pace.time || chances().enumerate().any(&mut pays) {
+            rows.extend(chances().map(|chance| (chance, i)));
+        }
+    }
+    rows.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut best = (least, 0);
     let mut tokens = sequences as f64;
     let mut drafting = vec![false; sequences];
     for (n, (chance, i)) in rows.iter().enumerate() {
@@ -267,14 +335,15 @@ pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
     for (_, i) in &rows[..best.1] {
         counts[*i] += 1;
     }
-    for ((pace, room), count) in group.iter_mut().zip(&mut counts) {
+    for (Seat { pace, room, owed }, count) in group.iter_mut().zip(&mut counts) {
         if *count > 0 {
             pace.retry = RETRY[0];
-        } else if pace.quiet >= pace.retry {
+        } else if pace.quiet >= pace.retry && pace.may_draft() {
             let tried = TRY_ROWS.min(reach).min(*room).min(pace.decided.len());
             let extra = cost(tried, 1) - 1.0;
             let pays = tried as f64 > TRY_MARGIN * extra * sequences as f64;
-            if pays && extra < TRY_SHARE * pace.quiet as f64 {
+            let context = costs.context(*owed) / plain;
+            if pays && extra + context < TRY_SHARE * pace.quiet as f64 {
                 *count = tried;
                 pace.retry = RETRY[1].min(2 * pace.retry);
                 pace.fade(TRY_KEEPS);
@@ -282,6 +351,40 @@ pub fn blocks(costs: &Costs, group: &mut [(&mut Pace, usize)]) -> Vec<usize> {
         }
     }
     counts
+}
+
+/// What came of a sequence in a step.
+pub struct Outcome<'a> {
+    /// Whose it is; none where drafting is off.
+    pub pace: Option<&'a mut Pace>,
+    /// Rows that were drafted, and those that were confirmed.
+    pub drafted: usize,
+    #[allow(missing_docs)]
+    pub accepted: usize,
+    /// Rows of context that the drafter was given before.
+    pub owed: usize,
+}
+
+/// Books a step that took so many seconds. A draft has lost what it took beyond a plain step, but no more than estimates say, which
+/// no disturbance spoils, or than another plain step where there is none yet.
+pub fn settle(costs: &Costs, seconds: f64, step: Vec<Outcome<'_>>) {
+    let sequences = step.len();
+    let drafted: usize = step.iter().map(|o| o.drafted).sum();
+    let drafting = step.iter().filter(|o| o.drafted > 0).count();
+    let plain = costs.target.estimate(sequences).unwrap_or(0.0);
+    let draft = costs.draft.estimate(drafted + drafting);
+    let with = draft.zip(costs.target.estimate(sequences + drafted)).map(|(draft, target)| draft + target);
+    for Outcome { pace, drafted: mine, accepted, owed } in step {
+        let Some(pace) = pace else { continue };
+        pace.observe(mine, accepted);
+        pace.time += seconds / sequences as f64;
+        // Beside others a draft costs less than its share.
+        if mine > 0 && drafting == 1 {
+            let most = with.map_or(plain, |with| with - plain + costs.context(owed));
+            let lost = most.min(seconds - plain);
+            pace.saved += plain * accepted as f64 / sequences as f64 - lost;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,13 +4,16 @@ mod decode;
 mod state;
 
 use crate::adapt::{Costs, Pace};
+use crate::cost::{Batch, cost};
 use crate::device::{Device, DeviceError, DeviceInfo, Row};
+use crate::geometry::KvType;
 use crate::model::Model;
-use crate::plan::Pass;
+use crate::plan::{Pass, Plan};
 use crate::sample::{SampleError, Sampled, Sampler, SamplerOptions};
 use crate::session::{Drafting, Flow, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 use thiserror::Error;
 
 pub use decode::{Active, StepStats};
@@ -49,20 +52,18 @@ pub enum DraftMode {
     Fixed(usize),
 }
 
-/// Rows that a session may leave uninjected while its drafting is parked: the drafter's context weights are then read
-/// once for all of them.
-const PARKED_ROWS: usize = 16;
-
 /// One device with its model.
 pub struct Engine {
     device: Box<dyn Device>,
     model: Arc<Model>,
     draft: DraftMode,
     info: DeviceInfo,
-    /// Feature rows beyond a batch's own, free for parked sessions.
+    /// Feature rows beyond a batch's own, free for sessions that keep what the drafter is given later.
     free_features: Vec<u32>,
     /// Measured seconds of passes, which decide how many rows are drafted.
     costs: Costs,
+    /// Multiplications that give the drafter a row, as a share of the row's own.
+    context_share: f64,
 }
 
 impl Engine {
@@ -71,7 +72,13 @@ impl Engine {
         let info = device.info();
         let draft = if model.plans.draft.is_some() { draft } else { DraftMode::Off };
         let free_features = (info.max_rows as u32..2 * info.max_rows as u32).collect();
-        Engine { device, model, draft, info, free_features, costs: Costs::default() }
+        let work = |plan: &Plan| {
+            let row = Batch { rows: 1, sequences: 1, depth: 0, logits: 0, kv: KvType::F16 };
+            plan.steps.iter().map(|step| cost(&model, plan.pass, step, row).operations as f64).sum::<f64>()
+        };
+        let inject = model.plans.draft.as_ref().map_or(0.0, |draft| work(&draft.inject));
+        let context_share = inject / work(&model.plans.target);
+        Engine { device, model, draft, info, free_features, costs: Costs::default(), context_share }
     }
 
     /// The model.
@@ -122,7 +129,7 @@ impl Engine {
             DraftMode::Auto => Pace::auto(most),
             DraftMode::Fixed(rows) => Pace::fixed(rows.min(most)),
         };
-        Some(Drafting { injected: 0, parked: vec![], pace })
+        Some(Drafting { injected: 0, parked: vec![], pace, prompt: (0, 0.0) })
     }
 
     /// Frees a session's place on the device.
@@ -148,26 +155,36 @@ impl Engine {
         }
         let n = rows.clamp(1, self.info.max_rows).min(wanted);
         let last = n == wanted;
+        let start = Instant::now();
+        let parked = self.park(session, n)?;
         let row = |i: usize, token: u32| Row {
             logits: last && i + 1 == n,
-            feature: i as u32,
+            feature: parked.get(i).map_or(i as u32, |feature| *feature),
             ..Row::new(session.seq, (used + i) as u32, token)
         };
         let batch: Vec<Row> = session.waiting.iter().take(n).enumerate().map(|(i, t)| row(i, *t)).collect();
-        self.flush_parked(session)?;
-        self.device.run(Pass::Target, &batch, None)?;
-        session.high = session.high.max(used + n);
-        if last {
-            session.prepare_mask();
-        }
-        // Logits are those of the last pass: sampled before the next one.
-        let sampled = if last { Some(session.choose(self.device.logits(0)?)) } else { None };
-        if session.drafting.is_some() {
-            self.device.run(Pass::Inject, &batch, None)?;
-        }
+        let (sampled, chance) = match self.prompt_pass(session, &batch) {
+            Ok(last) => last.unzip(),
+            Err(error) => {
+                self.free_features.extend(parked);
+                return Err(error);
+            }
+        };
         session.tokens.extend(session.waiting.drain(..n));
         if let Some(drafting) = session.drafting.as_mut() {
-            drafting.injected = session.tokens.len();
+            if parked.is_empty() {
+                self.device.run(Pass::Inject, &batch, None)?;
+                drafting.injected = session.tokens.len();
+            } else {
+                drafting.parked.extend(parked);
+            }
+            drafting.prompt.0 += n;
+            drafting.prompt.1 += start.elapsed().as_secs_f64();
+            if let Some(chance) = chance {
+                let (rows, seconds) = std::mem::take(&mut drafting.prompt);
+                self.costs.prompt(rows, seconds, self.context_share);
+                drafting.pace.begin(seconds, chance);
+            }
         }
         if let Some(sampled) = sampled {
             let sampled = sampled?;
@@ -177,6 +194,25 @@ impl Engine {
             }
         }
         Ok(if last { 0 } else { session.waiting.len() })
+    }
+
+    /// Computes rows of a prompt. After its last one: what was sampled, and the target's chance of the likeliest token.
+    #[allow(clippy::type_complexity)]
+    fn prompt_pass(
+        &mut self,
+        session: &mut Session,
+        batch: &[Row],
+    ) -> Result<Option<(Result<Sampled, SampleError>, f64)>, EngineError> {
+        self.device.run(Pass::Target, batch, None)?;
+        session.high = session.high.max(session.tokens.len() + batch.len());
+        if batch.last().is_none_or(|row| !row.logits) {
+            return Ok(None);
+        }
+        session.prepare_mask();
+        // Logits are those of the last pass: sampled before the next one.
+        let logits = self.device.logits(0)?;
+        let chance = if session.drafting.is_some() { likeliest(logits) } else { 0.0 };
+        Ok(Some((session.choose(logits), chance)))
     }
 
     /// Drops what stands after the first `len` tokens, waiting ones too. False if a ring no longer holds what a row at
@@ -251,19 +287,41 @@ impl Engine {
         Ok(())
     }
 
-    /// Injects what a parked session has kept back.
-    fn flush_parked(&mut self, session: &mut Session) -> Result<(), EngineError> {
-        let Some(drafting) = session.drafting.as_mut().filter(|d| !d.parked.is_empty()) else {
-            return Ok(());
-        };
+    /// Feature rows for the next `n` rows of a prompt, which the drafter is given with the first draft; of what was kept
+    /// before, the oldest rows make room. None where other sessions keep too much: the drafter is then given the rows at once.
+    fn park(&mut self, session: &mut Session, n: usize) -> Result<Vec<u32>, EngineError> {
+        let Some(drafting) = session.drafting.as_ref() else { return Ok(vec![]) };
+        let (free, mine) = (self.free_features.len(), drafting.parked.len());
+        if n > free + mine {
+            self.inject(session, mine)?;
+            return Ok(vec![]);
+        }
+        self.inject(session, n.saturating_sub(free))?;
+        Ok(self.free_features.split_off(self.free_features.len() - n))
+    }
+
+    /// Gives the drafter all that a session has kept back.
+    fn inject_parked(&mut self, session: &mut Session) -> Result<(), EngineError> {
+        self.inject(session, session.drafting.as_ref().map_or(0, |d| d.parked.len()))
+    }
+
+    /// Gives the drafter the oldest `n` of the rows that a session has kept back.
+    fn inject(&mut self, session: &mut Session, n: usize) -> Result<(), EngineError> {
+        let Some(drafting) = session.drafting.as_mut().filter(|_| n > 0) else { return Ok(()) };
         let row = |(i, feature): (usize, &u32)| Row {
             feature: *feature,
             ..Row::new(session.seq, (drafting.injected + i) as u32, 0)
         };
-        let rows: Vec<Row> = drafting.parked.iter().enumerate().map(row).collect();
+        let rows: Vec<Row> = drafting.parked.iter().take(n).enumerate().map(row).collect();
         self.device.run(Pass::Inject, &rows, None)?;
         drafting.injected += rows.len();
-        self.free_features.append(&mut drafting.parked);
+        self.free_features.extend(drafting.parked.drain(..n));
         Ok(())
     }
+}
+
+/// The share of the likeliest token.
+fn likeliest(logits: &[f32]) -> f64 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    1.0 / f64::from(logits.iter().map(|x| (x - most).exp()).sum::<f32>())
 }

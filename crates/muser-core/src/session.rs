@@ -48,10 +48,12 @@ pub struct Session {
 pub(crate) struct Drafting {
     /// Positions whose features are in the drafter's caches: `0..injected`.
     pub injected: usize,
-    /// Feature rows of the positions `injected..tokens.len()` that were captured while drafting was parked.
+    /// Feature rows of the positions `injected..tokens.len()`, which the drafter is given with the next draft.
     pub parked: Vec<u32>,
     /// What this session's drafts were worth.
     pub pace: Pace,
+    /// Rows and seconds of the prompt's chunks so far.
+    pub prompt: (usize, f64),
 }
 
 impl Session {

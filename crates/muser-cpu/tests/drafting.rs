@@ -37,6 +37,21 @@ fn drafting_changes_nothing() {
 }
 
 #[test]
+fn context_given_late_is_the_same_context() {
+    let few = |model: Arc<Model>| -> Box<dyn Device> {
+        let options = CpuOptions { lane: Lane::Strict, max_rows: 64, ..CpuOptions::default() };
+        Box::new(CpuDevice::load(model, &options, &mut |_, _| {}).unwrap())
+    };
+    let many = |model: Arc<Model>| -> Box<dyn Device> {
+        let options = CpuOptions { lane: Lane::Strict, ..CpuOptions::default() };
+        Box::new(CpuDevice::load(model, &options, &mut |_, _| {}).unwrap())
+    };
+    let prompt: Vec<u32> = goldens().into_iter().flat_map(|g| g.prompt).take(300).collect();
+    assert_eq!(prompt.len(), 300);
+    drafting::late_context(&few, &many, &mini(), &prompt);
+}
+
+#[test]
 fn a_stop_inside_a_block_clips_state_exactly() {
     let prompt = goldens().into_iter().find(|g| g.name == "repeat").unwrap().prompt;
     drafting::clipped_blocks(&strict, &mini(), &prompt);

@@ -175,3 +175,33 @@ pub fn acceptance(make: Make, model: &Arc<Model>) -> (f64, f64) {
     };
     (mean(false), mean(true))
 }
+
+/// The drafter is given a prompt's context when it drafts, or earlier where feature rows run out; its caches are the same. `few` and
+/// `many` make devices whose passes take fewer and more rows than `prompt` has.
+pub fn late_context(few: Make, many: Make, model: &Arc<Model>, prompt: &[u32]) {
+    let options = SamplerOptions { seed: Some(1), ..greedy() };
+    let state = |make: Make, chunk: usize, cut: Option<usize>| {
+        let mut engine = engine(make, model, DraftMode::Auto);
+        // One that keeps feature rows and never drafts.
+        let mut idle = engine.session(0, options.clone()).unwrap();
+        prefill(&mut engine, &mut idle, &prompt[..40], &mut vec![]);
+        let mut session = engine.session(0, options.clone()).unwrap();
+        session.push(prompt);
+        while engine.prefill(&mut session, chunk, &mut |_| Flow::Continue).unwrap() > 0 {}
+        if let Some(cut) = cut {
+            assert!(engine.rewind(&mut session, cut));
+            prefill(&mut engine, &mut session, &prompt[cut..], &mut vec![]);
+        }
+        engine.save(&mut session).unwrap()
+    };
+    let want = state(many, prompt.len(), None);
+    for (make, chunk, cut) in [
+        (many, 7, None),
+        (many, 64, Some(prompt.len() - 20)),
+        (few, 64, None),
+        (few, 33, Some(prompt.len() - 30)),
+        (few, 50, Some(prompt.len() - 1)),
+    ] {
+        assert!(state(make, chunk, cut) == want, "chunks of {chunk}, rewound to {cut:?}");
+    }
+}

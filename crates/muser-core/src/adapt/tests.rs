@@ -7,6 +7,9 @@ use crate::sample::Mt19937;
 struct Machine {
     target: &'static [(f64, f64)],
     draft: f64,
+    /// Seconds of a prompt's row, and of giving one to the drafter.
+    prompt: f64,
+    context: f64,
     /// Largest share that other work adds to a pass.
     noise: f64,
 }
@@ -14,11 +17,20 @@ struct Machine {
 const CPU: Machine = Machine {
     target: &[(1.0, 1.0), (2.0, 1.15), (4.0, 1.25), (8.0, 1.6), (16.0, 2.6)],
     draft: 0.18,
+    prompt: 0.12,
+    context: 0.0055,
     noise: 0.1,
 };
-const GPU: Machine = Machine { target: &[(1.0, 1.0), (16.0, 1.1), (32.0, 1.25)], draft: 0.17, noise: 0.05 };
+const GPU: Machine = Machine {
+    target: &[(1.0, 1.0), (16.0, 1.1), (32.0, 1.25)],
+    draft: 0.17,
+    prompt: 0.02,
+    context: 0.0002,
+    noise: 0.05,
+};
 /// A machine that is bound by arithmetic: drafting never pays.
-const SLOW: Machine = Machine { target: &[(1.0, 1.0), (16.0, 10.0)], draft: 0.3, noise: 0.1 };
+const SLOW: Machine =
+    Machine { target: &[(1.0, 1.0), (16.0, 10.0)], draft: 0.3, prompt: 0.6, context: 0.0066, noise: 0.1 };
 
 impl Machine {
     fn target(&self, rows: usize) -> f64 {
@@ -65,39 +77,65 @@ impl<'a> Run<'a> {
     }
 
     /// One step of a group whose rows are confirmed with these chances: seconds, and tokens of each.
-    fn step(&mut self, group: &mut [(&mut Pace, usize)], chances: &[f64]) -> (f64, Vec<usize>) {
+    fn step(&mut self, group: &mut [Seat<'_>], chances: &[f64]) -> (f64, Vec<usize>) {
         let counts = blocks(&self.costs, group);
+        let owed: usize = group.iter().zip(&counts).filter(|(_, c)| **c > 0).map(|(s, _)| s.owed).sum();
         let drafted: usize = counts.iter().sum();
         let mut seconds = 0.0;
         if drafted > 0 {
             let rows = drafted + counts.iter().filter(|c| **c > 0).count();
             let (measured, warm) = self.time(0, rows, self.machine.draft);
-            self.costs.draft(rows, measured);
-            seconds += warm;
+            let context = owed as f64 * self.machine.context;
+            self.costs.draft(rows, measured + context, owed);
+            seconds += warm + context;
         }
         let rows = group.len() + drafted;
         let (measured, warm) = self.time(1, rows, self.machine.target(rows));
         self.costs.target(rows, measured);
         seconds += warm;
         let mut tokens = vec![];
-        for ((count, (pace, _)), chance) in counts.iter().zip(group.iter_mut()).zip(chances) {
+        let mut outcomes = vec![];
+        for ((count, seat), chance) in counts.iter().zip(group.iter_mut()).zip(chances) {
             let accepted = (0..*count).take_while(|_| self.uniform() < *chance).count();
-            pace.observe(*count, accepted);
+            let owed = if *count > 0 { std::mem::take(&mut seat.owed) } else { 0 };
+            seat.owed += usize::from(*count == 0);
+            outcomes.push(Outcome { pace: Some(&mut *seat.pace), drafted: *count, accepted, owed });
             tokens.push(accepted + 1);
         }
+        settle(&self.costs, seconds, outcomes);
         (seconds, tokens)
     }
 
     /// A sequence of its own; `chance` by token. Seconds a token.
     fn sequence(&mut self, tokens: usize, chance: impl Fn(usize) -> f64) -> f64 {
+        self.answer(0, tokens, 0.7, chance).0 / tokens as f64
+    }
+
+    /// The same after a prompt, after which the target is as sure as `sure` of its best token: seconds of prompt and answer, and
+    /// whether it drafted.
+    fn answer(
+        &mut self,
+        prompt: usize,
+        tokens: usize,
+        sure: f64,
+        chance: impl Fn(usize) -> f64,
+    ) -> (f64, bool) {
         let mut pace = Pace::auto(15);
-        let (mut done, mut seconds) = (0, 0.0);
+        let mut seconds = prompt as f64 * self.machine.prompt;
+        if prompt > 0 {
+            self.costs.prompt(prompt, seconds, self.machine.context / self.machine.prompt);
+        }
+        pace.begin(seconds, sure);
+        let (mut done, mut owed, mut drafted) = (0, prompt, false);
         while done < tokens {
-            let (s, t) = self.step(&mut [(&mut pace, 15)], &[chance(done)]);
+            let mut seats = [Seat { pace: &mut pace, room: 15.min(tokens - done - 1), owed }];
+            let (s, t) = self.step(&mut seats, &[chance(done)]);
+            owed = seats[0].owed;
+            drafted |= pace.quiet == 0;
             seconds += s;
             done += t[0];
         }
-        seconds / done as f64
+        (seconds, drafted)
     }
 }
 
@@ -128,6 +166,36 @@ fn never_slower_than_plain() {
             let share = Run::new(machine, seed).sequence(200, |_| 0.0) / machine.plain();
             assert!(share <= 1.02, "{name}, first sequence, seed {seed}: {share} of plain");
         }
+    }
+}
+
+#[test]
+fn short_answers_do_not_pay_for_the_context() {
+    // What a sequence takes that never drafts.
+    let plain = |machine: &Machine, prompt: usize, tokens: usize| {
+        prompt as f64 * machine.prompt + tokens as f64 * machine.plain()
+    };
+    for machine in [&CPU, &GPU, &SLOW] {
+        let mut run = Run::new(machine, 5);
+        for round in 0..6 {
+            for (prompt, tokens) in [(400, 12), (200, 40), (30, 60), (500, 200)] {
+                let (seconds, _) = run.answer(prompt, tokens, 0.3, |_| 0.05);
+                let share = seconds / plain(machine, prompt, tokens);
+                // The engine's first sequences pay for learning what passes cost.
+                assert!(round == 0 || share < 1.02, "{prompt} tokens of prompt, {tokens}: {share} of plain");
+            }
+        }
+        // On a card a draft costs little more than its context.
+        let (_, drafted) = run.answer(400, 12, 0.3, |_| 0.05);
+        assert!(!drafted || machine.context < 0.001);
+    }
+    // A target that is sure of itself is drafted for at once, where that can pay.
+    for machine in [&CPU, &GPU] {
+        let mut run = Run::new(machine, 5);
+        let shares: Vec<f64> =
+            (0..20).map(|_| run.answer(100, 40, 1.0, |_| CHAT).0 / plain(machine, 100, 40)).collect();
+        let mean = shares.iter().sum::<f64>() / 20.0;
+        assert!(mean < 0.8, "{mean} of plain");
     }
 }
 
@@ -165,7 +233,7 @@ fn groups_share_rows_by_what_they_bring() {
         let mut paces = [15; 4].map(Pace::auto);
         let (mut seconds, mut tokens) = (0.0, 0);
         for _ in 0..600 {
-            let mut group: Vec<_> = paces.iter_mut().map(|pace| (pace, 15)).collect();
+            let mut group: Vec<_> = paces.iter_mut().map(|pace| seat(pace, 15)).collect();
             let (s, t) = run.step(&mut group, &chances);
             seconds += s;
             tokens += t.iter().sum::<usize>();
@@ -175,12 +243,16 @@ fn groups_share_rows_by_what_they_bring() {
     }
 }
 
+fn seat(pace: &mut Pace, room: usize) -> Seat<'_> {
+    Seat { pace, room, owed: 0 }
+}
+
 /// A machine whose costs are known, and a pace that has just learnt that nothing is confirmed.
 fn parked() -> (Costs, Pace) {
     let mut costs = Costs::default();
     for rows in [5, 5, 5, 5, 1, 1, 1, 1] {
         costs.target(rows, 0.9 + 0.1 * rows as f64);
-        costs.draft(rows, 0.2);
+        costs.draft(rows, 0.2, 0);
     }
     let mut pace = Pace::auto(15);
     (0..10).for_each(|_| pace.observe(4, 0));
@@ -192,7 +264,7 @@ fn parked_sequences_try_again_ever_later() {
     let (mut costs, mut pace) = parked();
     let mut waits = vec![0];
     for _ in 0..3000 {
-        let count = blocks(&costs, &mut [(&mut pace, 15)])[0];
+        let count = blocks(&costs, &mut [seat(&mut pace, 15)])[0];
         pace.observe(count, 0);
         costs.target(1 + count, 1.0 + 0.1 * count as f64);
         costs.target(5, 1.4);
@@ -208,25 +280,25 @@ fn parked_sequences_try_again_ever_later() {
 fn a_confirmed_try_ends_the_parking() {
     let (costs, mut pace) = parked();
     (0..64).for_each(|_| pace.observe(0, 0));
-    let count = blocks(&costs, &mut [(&mut pace, 15)])[0];
+    let count = blocks(&costs, &mut [seat(&mut pace, 15)])[0];
     assert_eq!(count, TRY_ROWS);
     pace.observe(count, count);
-    assert!(blocks(&costs, &mut [(&mut pace, 15)])[0] >= 2);
+    assert!(blocks(&costs, &mut [seat(&mut pace, 15)])[0] >= 2);
 }
 
 #[test]
 fn room_and_fixed_lengths_are_kept() {
     let (costs, _) = parked();
     let mut fixed = Pace::fixed(7);
-    assert_eq!(blocks(&Costs::default(), &mut [(&mut fixed, 15)]), [7]);
-    assert_eq!(blocks(&Costs::default(), &mut [(&mut fixed, 3)]), [3]);
+    assert_eq!(blocks(&Costs::default(), &mut [seat(&mut fixed, 15)]), [7]);
+    assert_eq!(blocks(&Costs::default(), &mut [seat(&mut fixed, 3)]), [3]);
     let mut pace = Pace::auto(15);
     (0..20).for_each(|_| pace.observe(15, 15));
-    assert!(blocks(&costs, &mut [(&mut pace, 15)])[0] > 8);
+    assert!(blocks(&costs, &mut [seat(&mut pace, 15)])[0] > 8);
     for room in [0, 1, 2] {
-        assert_eq!(blocks(&costs, &mut [(&mut pace, room)]), [room]);
+        assert_eq!(blocks(&costs, &mut [seat(&mut pace, room)]), [room]);
     }
-    assert_eq!(blocks(&costs, &mut [(&mut Pace::auto(0), 15)]), [0]);
+    assert_eq!(blocks(&costs, &mut [seat(&mut Pace::auto(0), 15)]), [0]);
     assert!(blocks(&costs, &mut []).is_empty());
 }
 
@@ -258,14 +330,14 @@ fn a_few_misses_outweigh_many_good_drafts() {
     let mut costs = Costs::default();
     for rows in [16, 16, 16, 8, 8, 8, 5, 5, 5, 2, 2, 2, 1, 1, 1, 1] {
         costs.target(rows, 0.9 + 0.1 * rows as f64);
-        costs.draft(rows, 0.2);
+        costs.draft(rows, 0.2, 0);
     }
     let mut pace = Pace::auto(15);
     (0..20).for_each(|_| pace.observe(15, 15));
     let mut wasted = vec![];
     loop {
         costs.target(1, 1.0);
-        match blocks(&costs, &mut [(&mut pace, 15)])[0] {
+        match blocks(&costs, &mut [seat(&mut pace, 15)])[0] {
             0 => break,
             count => wasted.push(count),
         }

@@ -1,8 +1,8 @@
 //! One decode step of a group: drafts where they pay, one target pass for all rows, acceptance, injection.
 
-use super::{Engine, EngineError, PARKED_ROWS};
+use super::{Engine, EngineError};
 use crate::accept::verify;
-use crate::adapt::blocks;
+use crate::adapt::{Outcome, Seat, blocks, settle};
 use crate::device::Row;
 use crate::plan::Pass;
 use crate::sample::Sampled;
@@ -34,8 +34,9 @@ pub struct StepStats {
 struct Drafts {
     /// Tokens of each session; none where it did not draft.
     tokens: Vec<Vec<u32>>,
-    /// Rows and seconds of the draft pass.
+    /// Rows of the draft pass, and of context that it needed before; seconds of both.
     rows: usize,
+    owed: Vec<usize>,
     seconds: f64,
 }
 
@@ -53,11 +54,13 @@ impl Engine {
                 return Err(EngineError::ContextFull { context: s.context, used: s.tokens.len(), wanted: 1 });
             }
         }
+        let begin = Instant::now();
         let drafts = self.draft(group)?;
+        self.make_room(group)?;
         let (rows, starts) = self.verification_rows(group, &drafts.tokens);
 
         let start = Instant::now();
-        self.device.run(Pass::Target, &rows, None)?;
+        self.device.run(Pass::Target, &rows, None).inspect_err(|_| self.give_back(&rows))?;
         // A card only begins here, and has finished where its logits are asked for.
         group.iter_mut().for_each(|active| active.session.prepare_mask());
         let greedy = group.iter().all(|a| a.session.plain_greedy());
@@ -70,29 +73,48 @@ impl Engine {
 
         let mut all = vec![];
         let mut inject = vec![];
+        let mut failed = None;
         for ((active, draft), first) in group.iter_mut().zip(&drafts.tokens).zip(starts) {
             let best = if greedy { &best[first..first + draft.len() + 1] } else { &[][..] };
             active.session.high = active.session.high.max(active.session.tokens.len() + draft.len() + 1);
-            let stats = self.accept(active, draft, first, best)?;
-            if let Some(drafting) = active.session.drafting.as_mut() {
-                drafting.pace.observe(stats.drafted, stats.accepted);
-            }
+            let len = active.session.tokens.len();
+            let stats = match self.accept(active, draft, first, best) {
+                Ok(stats) => stats,
+                Err(error) => {
+                    // As if its rows and those of the sessions after it had not been computed.
+                    active.session.tokens.truncate(len);
+                    self.give_back(&rows[first..]);
+                    failed = Some(error);
+                    break;
+                }
+            };
             self.keep_features(active.session, &rows[first..=first + stats.accepted], &mut inject);
             all.push(stats);
         }
         let start = Instant::now();
-        if !inject.is_empty() {
-            self.device.run(Pass::Inject, &inject, None)?;
+        for part in inject.chunks(self.info.max_rows) {
+            self.device.run(Pass::Inject, part, None)?;
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         if drafts.rows > 0 {
-            self.costs.draft(drafts.rows, drafts.seconds + start.elapsed().as_secs_f64());
+            let seconds = drafts.seconds + start.elapsed().as_secs_f64();
+            self.costs.draft(drafts.rows, seconds, drafts.owed.iter().sum());
         }
+        let mut outcomes = vec![];
+        for ((active, stats), owed) in group.iter_mut().zip(&all).zip(drafts.owed) {
+            let pace = active.session.drafting.as_mut().map(|d| &mut d.pace);
+            outcomes.push(Outcome { pace, drafted: stats.drafted, accepted: stats.accepted, owed });
+        }
+        settle(&self.costs, begin.elapsed().as_secs_f64(), outcomes);
         Ok(all)
     }
 
     /// Runs the drafter where drafting is on, not parked, and has room.
     fn draft(&mut self, group: &mut [Active<'_>]) -> Result<Drafts, EngineError> {
-        let nothing = Drafts { tokens: vec![vec![]; group.len()], rows: 0, seconds: 0.0 };
+        let none = vec![0; group.len()];
+        let nothing = Drafts { tokens: vec![vec![]; group.len()], rows: 0, owed: none.clone(), seconds: 0.0 };
         let Some(spec) = self.model.plans.draft.as_ref().map(|d| d.spec.clone()) else {
             return Ok(nothing);
         };
@@ -102,8 +124,10 @@ impl Engine {
         }
         let start = Instant::now();
         let mut rows = vec![];
-        for (active, count) in group.iter_mut().zip(&counts).filter(|(_, count)| **count > 0) {
-            self.flush_parked(active.session)?;
+        let mut owed = none;
+        for (i, (active, count)) in group.iter_mut().zip(&counts).enumerate().filter(|(_, (_, n))| **n > 0) {
+            owed[i] = active.session.drafting.as_ref().map_or(0, |d| d.parked.len());
+            self.inject_parked(active.session)?;
             let s = &active.session;
             let anchor = s.tokens.len();
             rows.push(Row::new(s.seq, anchor as u32, s.waiting[0]));
@@ -116,24 +140,33 @@ impl Engine {
         let mut best = self.device.best()?.into_iter();
         let seconds = start.elapsed().as_secs_f64();
         let tokens = counts.iter().map(|count| best.by_ref().take(*count).collect()).collect();
-        Ok(Drafts { tokens, rows: rows.len(), seconds })
+        Ok(Drafts { tokens, rows: rows.len(), owed, seconds })
+    }
+
+    /// Where fewer feature rows are free than the group may keep, the session that keeps most gives its to the drafter.
+    fn make_room(&mut self, group: &mut [Active<'_>]) -> Result<(), EngineError> {
+        let kept = |active: &&mut Active<'_>| active.session.drafting.as_ref().map_or(0, |d| d.parked.len());
+        if self.free_features.len() >= group.len() {
+            return Ok(());
+        }
+        group.iter_mut().max_by_key(kept).map_or(Ok(()), |most| self.inject_parked(most.session))
     }
 
     /// How many rows each session drafts, at most `most`.
     fn block_lengths(&self, group: &mut [Active<'_>], most: usize) -> Vec<usize> {
         let share = (self.info.max_rows / group.len().max(1)).saturating_sub(1);
         let mut counts = vec![0; group.len()];
-        let mut paces = vec![];
+        let mut seats = vec![];
         let mut which = vec![];
         for (i, active) in group.iter_mut().enumerate() {
             let session = &mut *active.session;
             let room = (session.context - session.tokens.len() - 1).min(share).min(most);
             if let Some(drafting) = session.drafting.as_mut() {
-                paces.push((&mut drafting.pace, room));
+                seats.push(Seat { pace: &mut drafting.pace, room, owed: drafting.parked.len() });
                 which.push(i);
             }
         }
-        for (i, count) in which.into_iter().zip(blocks(&self.costs, &mut paces)) {
+        for (i, count) in which.into_iter().zip(blocks(&self.costs, &mut seats)) {
             counts[i] = count;
         }
         counts
@@ -153,9 +186,11 @@ impl Engine {
                     ..Row::new(s.seq, (s.tokens.len() + i) as u32, *token).with_logits()
                 });
             }
-            // A plain row of a parked session keeps its features until enough of them wait.
-            let parks = draft.is_empty() && s.drafting.as_ref().is_some_and(|d| d.parked.len() < PARKED_ROWS);
-            if parks && let (Some(row), Some(feature)) = (rows.last_mut(), self.free_features.pop()) {
+            // A plain row keeps its features until the next draft.
+            if draft.is_empty()
+                && s.drafting.is_some()
+                && let (Some(row), Some(feature)) = (rows.last_mut(), self.free_features.pop())
+            {
                 row.feature = feature;
             }
         }
@@ -192,6 +227,12 @@ impl Engine {
         session.waiting.push_back(verified.next);
         stats.accepted = verified.accepted;
         Ok(stats)
+    }
+
+    /// Frees the feature rows of a pass that came to nothing.
+    fn give_back(&mut self, rows: &[Row]) {
+        let kept = |feature: &u32| *feature as usize >= self.info.max_rows;
+        self.free_features.extend(rows.iter().map(|row| row.feature).filter(kept));
     }
 
     /// Decides for a session's confirmed rows whether their features are injected now or wait.

@@ -10,7 +10,7 @@ const MAGIC: &[u8; 8] = b"muser\0s1";
 impl Engine {
     /// The whole session as bytes: tokens, caches of target and drafter, sampler. A constraint is not saved.
     pub fn save(&mut self, session: &mut Session) -> Result<Vec<u8>, EngineError> {
-        self.flush_parked(session)?;
+        self.inject_parked(session)?;
         let state = self.device.save(session.seq, session.tokens.len())?;
         let waiting: Vec<u32> = session.waiting.iter().copied().collect();
         let forced: Vec<u32> = session.forced.iter().copied().collect();
@@ -22,7 +22,7 @@ impl Engine {
         if len > session.tokens.len() || !self.can_rewind(session, len) {
             return Err(EngineError::Misuse("the session no longer holds that prefix"));
         }
-        self.flush_parked(session)?;
+        self.inject_parked(session)?;
         let state = self.device.save(session.seq, len)?;
         let tokens = &session.tokens[..len];
         let mut sampler = session.sampler.clone();
@@ -78,7 +78,7 @@ impl Engine {
         if len > from.tokens.len() || !self.can_rewind(from, len) {
             return Err(EngineError::Misuse("the session no longer holds that prefix"));
         }
-        self.flush_parked(from)?;
+        self.inject_parked(from)?;
         let seq = self.device.open(from.context)?;
         if let Err(error) = self.device.copy(from.seq, seq, len) {
             self.device.close(seq);
