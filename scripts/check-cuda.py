@@ -10,7 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
 HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh", "cache.cuh"]
 # What stands between these and a file.
-PRODUCTS = {"project.cu": ["tile.cuh"]}
+SERVING = {"project.cu": ["tile.cuh"], "attend.cu": ["kv.cuh"], "decode.cu": ["kv.cuh"]}
 STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "strict_project.cu": ["strict.cuh", "panels.cuh"],
           "strict_pack.cu": ["panels.cuh", "pack.cu"]}
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
@@ -64,12 +64,13 @@ def main():
     pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in kinds for n in (1, 2, 4, 8, 16)]
     sources = [f"#define SOURCE {n}" for n in range(12)]
     types = [f"#define TYPE {t}" for t in range(2, 8)]
-    variants = lambda name: {"project.cu": pairs, "stream.cu": types, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
+    caches = ["", "#define KV_Q8_0"]
+    variants = lambda name: {"attend.cu": caches, "decode.cu": caches, "project.cu": pairs, "stream.cu": types, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:
         name = os.path.basename(path)
         for arch in ARCHS:
-            binary = compile(nvrtc, name, define + "\n" + text(HEADERS + (PRODUCTS | STRICT).get(name, []) + [name]), arch)
+            binary = compile(nvrtc, name, define + "\n" + text(HEADERS + (SERVING | STRICT).get(name, []) + [name]), arch)
             compiled += 1
             if "--digests" in sys.argv:
                 print(arch, name, repr(define), hashlib.sha256(binary).hexdigest())

@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 
 #define __shared__ static thread_local
-struct Copy { u8* to; const u8* from; };
+struct Copy { u8* to; const u8* from; int bytes; };
 struct Gate { unsigned arrived = 0, passed = 0; };
 struct Fiber {
     void* stack_at;

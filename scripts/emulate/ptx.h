@@ -39,14 +39,15 @@ inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         }
     for (int i = 0; i < 4; ++i) c[i] = (float)sums[i];
 }
-inline void copy16(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from}); }
+inline void copy16(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from, 16}); }
+inline void copy8_near(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from, 8}); }
 inline void copy16_near(u32 to, const void* from) { copy16(to, from); }
 inline void commit() { my_copies().emplace_back(); }
 template <int N>
 inline void arrived() {
     auto& groups = my_copies();
     while ((int)groups.size() - 1 > N) {
-        for (auto& c : groups.front()) memcpy(c.to, c.from, 16);
+        for (auto& c : groups.front()) memcpy(c.to, c.from, c.bytes);
         groups.pop_front();
     }
 }
@@ -61,4 +62,14 @@ inline uint4 lds128(u32 at) { return shared_at<uint4>(at); }
 inline uint2 lds64(u32 at) { return shared_at<uint2>(at); }
 inline u32 lds32(u32 at) { return shared_at<u32>(at); }
 inline u32 lds16(u32 at) { return shared_at<u16>(at); }
+inline uint4 transposed(u32 at) {
+    if (at % 16) abort();
+    u32 (*slot)[12] = exchange(), found[4];
+    const int lane = my_lane(), g = lane >> 2, t = lane & 3;
+    slot[lane][0] = at;
+    __syncwarp();
+    for (int m = 0; m < 4; ++m)
+        found[m] = shared_at<u16>(slot[8 * m + 2 * t][0] + 2 * g) | (u32)shared_at<u16>(slot[8 * m + 2 * t + 1][0] + 2 * g) << 16;
+    return {found[0], found[1], found[2], found[3]};
+}
 inline float exp2_fast(float x) { return exp2f(x); }

@@ -22,7 +22,7 @@ inline void __syncwarp() { the_block->warps[threadIdx.x >> 5]->gate.arrive_and_w
 inline u32 (*exchange())[12] { return the_block->warps[threadIdx.x >> 5]->slot[parity ^= 1]; }
 
 // Copies become visible when they are waited for, as late as the hardware may.
-struct Copy { u8* to; const u8* from; };
+struct Copy { u8* to; const u8* from; int bytes; };
 static thread_local std::deque<std::vector<Copy>> groups(1);
 inline std::deque<std::vector<Copy>>& my_copies() { return groups; }
 

@@ -26,7 +26,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// `kv` is [`KvType::F16`] (the strict contract) or [`KvType::F32`].
+    /// The strict contract has `kv` [`KvType::F16`].
     pub fn new(model: Arc<Model>, kv: KvType, max_rows: usize) -> Self {
         Reference {
             model,

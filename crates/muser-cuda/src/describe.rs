@@ -8,7 +8,7 @@ use crate::product::GROUP;
 use crate::program::{Node, SMALL};
 use crate::stream::{MOST_ROWS, STREAM_ROOM};
 use crate::weights::Weights;
-use muser_core::{DeviceError, Lane, Model, Pass, Route};
+use muser_core::{DeviceError, KvType, Lane, Model, Pass, Route};
 
 /// Lists passes of a model for one card; nothing is loaded.
 pub struct Describer<'a> {
@@ -27,13 +27,14 @@ impl<'a> Describer<'a> {
         lane: Lane,
         index: Option<usize>,
         max_rows: usize,
+        kv: KvType,
     ) -> Result<Self, DeviceError> {
         Ok(Describer {
             model,
             lane,
             card: index.and_then(Card::find).unwrap_or_else(Card::h200),
             weights: Weights::described(model, lane),
-            kv: Kv::new(None, &model.plans.caches, max_rows)?,
+            kv: Kv::new(None, &model.plans.caches, kv, max_rows)?,
             buffers: Buffers::new(None, model, lane, max_rows)?,
         })
     }

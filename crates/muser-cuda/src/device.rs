@@ -26,7 +26,7 @@ pub struct CudaOptions {
     pub index: usize,
     /// Rows that one pass takes at most.
     pub max_rows: usize,
-    /// Storage of keys and values; this device has f16.
+    /// Storage of keys and values; the serving lane has f16 and q8_0, the strict lane f16.
     pub kv: KvType,
     /// Folder that keeps compiled kernels; none compiles them at every start.
     pub cache: Option<PathBuf>,
@@ -68,6 +68,16 @@ pub struct CudaDevice {
     host: Vec<f32>,
 }
 
+/// Refuses types of keys and values that a lane has no kernels for.
+pub(crate) fn check_kv(lane: Lane, kv: KvType) -> Result<(), DeviceError> {
+    let why = match (lane, kv) {
+        (_, KvType::F16) | (Lane::Serving, KvType::Q8_0) => return Ok(()),
+        (Lane::Strict, _) => "the strict lane keeps keys and values in f16; use --kv f16",
+        (Lane::Serving, _) => "the CUDA device keeps keys and values in f16 or q8_0; use one of these",
+    };
+    Err(DeviceError::Backend(why.into()))
+}
+
 /// Programs that are kept; shapes beyond that are compiled again.
 const MOST_PROGRAMS: usize = 256;
 
@@ -78,13 +88,9 @@ impl CudaDevice {
         options: &CudaOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, DeviceError> {
-        if options.kv != KvType::F16 {
-            return Err(DeviceError::Backend(
-                "the CUDA device keeps keys and values in f16; use --kv f16".into(),
-            ));
-        }
+        check_kv(options.lane, options.kv)?;
         let (types, products) = (weights::types(&model), weights::products(&model));
-        let gpu = Gpu::open(options.index, options.cache.as_deref(), &types, &products, options.lane)?;
+        let gpu = Gpu::open(options, &types, &products)?;
         let (kept, staged) = weights::bytes(&model, options.lane);
         let need = kept + staged.max(Buffers::bytes(&model, options.lane, options.max_rows));
         let (have, total) = gpu.memory()?;
@@ -98,7 +104,7 @@ impl CudaDevice {
         }
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
         let buffers = Buffers::new(Some(&gpu), &model, options.lane, options.max_rows)?;
-        let kv = Kv::new(Some(&gpu), &model.plans.caches, options.max_rows)?;
+        let kv = Kv::new(Some(&gpu), &model.plans.caches, options.kv, options.max_rows)?;
         // What the main stream cleared, the side stream may write next.
         gpu.synchronize()?;
         Ok(CudaDevice {

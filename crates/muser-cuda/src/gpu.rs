@@ -1,5 +1,7 @@
 //! One card: driver context, stream, compiled kernels, memory. The only file that calls the driver.
 
+use crate::device::CudaOptions;
+use crate::kv::suffix;
 use crate::many::{Gemm, SLOTS};
 use crate::product::Room;
 use crate::program::product_name;
@@ -12,10 +14,9 @@ use cudarc::driver::{
     result, sys,
 };
 use cudarc::nvrtc::Ptx;
-use muser_core::{DeviceError, Lane};
+use muser_core::{DeviceError, KvType, Lane};
 use muser_format::DType;
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 
 /// A program: its name, what is defined before it, its text, and its kernels by the names that launches use.
@@ -27,7 +28,7 @@ struct Source {
 }
 
 /// Programs that every model needs.
-const COMMON: [(&str, &str, &[&str]); 4] = [
+const COMMON: [(&str, &str, &[&str]); 2] = [
     ("probe", include_str!("kernels/probe.cu"), &["read_all"]),
     (
         "norm",
@@ -45,15 +46,27 @@ const COMMON: [(&str, &str, &[&str]); 4] = [
             "argmax",
         ],
     ),
-    ("attend", include_str!("kernels/attend.cu"), &["k_norm_rope_store", "qk_rows", "attend_rows"]),
-    ("decode", include_str!("kernels/decode.cu"), &["attend_few", "attend_join"]),
+];
+
+/// Attention of the serving lane: once for each type of keys and values.
+const ATTENTION: [(&str, &str, &[&str]); 2] = [
+    (
+        "attend",
+        concat!(include_str!("kernels/kv.cuh"), include_str!("kernels/attend.cu")),
+        &["k_norm_rope_store", "qk_rows", "attend_rows"],
+    ),
+    (
+        "decode",
+        concat!(include_str!("kernels/kv.cuh"), include_str!("kernels/decode.cu")),
+        &["attend_few", "attend_join"],
+    ),
 ];
 
 /// Products of few rows.
 const PROJECT: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/project.cu"));
 
 /// All programs for a model with matrices of these types and products of these layouts; each is compiled by a thread of its own.
-fn sources(types: &[DType], products: &[Vec<Layout>], lane: Lane) -> Vec<Source> {
+fn sources(types: &[DType], products: &[Vec<Layout>], lane: Lane, kv: KvType) -> Vec<Source> {
     let whole = |(name, text, kernels): &(&str, &'static str, &[&'static str])| Source {
         name: name.to_string(),
         defines: String::new(),
@@ -98,7 +111,13 @@ fn sources(types: &[DType], products: &[Vec<Layout>], lane: Lane) -> Vec<Source>
         text: include_str!("kernels/pack.cu"),
         kernels: ["bound", "pack"].map(|k| (k, format!("{k}_{number}"))).to_vec(),
     });
-    common.chain(programs).chain(streams).chain(packs).collect()
+    let attention = ATTENTION.iter().map(|(name, text, kernels)| Source {
+        name: format!("{name}{}", suffix(kv)),
+        defines: if kv == KvType::Q8_0 { "#define KV_Q8_0".into() } else { String::new() },
+        text,
+        kernels: kernels.iter().map(|k| (*k, format!("{k}{}", suffix(kv)))).collect(),
+    });
+    common.chain(attention).chain(programs).chain(streams).chain(packs).collect()
 }
 
 /// What every source begins with.
@@ -241,14 +260,13 @@ pub fn is_available() -> bool {
 }
 
 impl Gpu {
-    /// Opens card `index` and compiles the kernels for it, or takes them from `cache`.
+    /// Opens a card and compiles the kernels for it, or takes them from where they are kept.
     pub fn open(
-        index: usize,
-        cache: Option<&Path>,
+        options: &CudaOptions,
         types: &[DType],
         products: &[Vec<Layout>],
-        lane: Lane,
     ) -> Result<Self, DeviceError> {
+        let (lane, cache) = (options.lane, options.cache.as_deref());
         // SAFETY: only looks for the libraries.
         let (driver, nvrtc, blas) = unsafe {
             (
@@ -274,7 +292,7 @@ impl Gpu {
                     .into(),
             ));
         }
-        let context = CudaContext::new(index).map_err(failed("open the card"))?;
+        let context = CudaContext::new(options.index).map_err(failed("open the card"))?;
         // SAFETY: memory is used on one stream, but for the slots of widened matrices, which have events of their own.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("create a stream"))?;
@@ -295,7 +313,7 @@ impl Gpu {
         let mut gpu =
             Gpu { context, stream, side, kernels: HashMap::new(), blas, card, programmatic: major >= 9 };
         let arch = format!("sm_{major}{minor}");
-        let sources = sources(types, products, lane);
+        let sources = sources(types, products, lane, options.kv);
         let compile = |source: &Source| {
             let text = [&[source.defines.as_str()], HEADERS.as_slice(), &[source.text]].concat().join("\n");
             crate::nvrtc::cubin(&source.name, &text, &arch, lane, cache)

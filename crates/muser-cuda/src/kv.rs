@@ -1,23 +1,31 @@
-//! Keys and values of sequences on the card: rings and planes of token-major f16 rows.
+//! Keys and values of sequences on the card: rings and planes of token-major rows.
 
 use crate::gpu::{Gpu, Memory};
 use crate::launch::Cache;
-use muser_core::{CacheSpec, DeviceError, SeqId};
+use muser_core::{CacheSpec, DeviceError, KvType, SeqId};
 use std::collections::HashMap;
 
 /// Sequences that a card holds at most.
 pub(crate) const SLOTS: usize = 64;
+/// Tables of addresses of a cache: keys, values, and factors of both (FACTORS in kernels/kv.cuh is two of them).
+const MOST_PLANES: usize = 4;
+
+/// What kernels of this type of keys and values are called, behind their names.
+pub(crate) fn suffix(kv: KvType) -> &'static str {
+    if kv == KvType::Q8_0 { "_q8_0" } else { "" }
+}
 
 /// One sequence.
 pub(crate) struct Sequence {
     pub slot: usize,
     pub context: usize,
-    /// K and V of each cache.
-    planes: Vec<[Memory; 2]>,
+    /// Of each cache the planes that [`Kv::widths`] lists.
+    planes: Vec<Vec<Memory>>,
 }
 
 /// All sequences, and the table of their addresses that kernels read.
 pub(crate) struct Kv {
+    kv: KvType,
     specs: Vec<CacheSpec>,
     room: usize,
     table: Memory,
@@ -28,11 +36,40 @@ pub(crate) struct Kv {
 
 impl Kv {
     /// Without a card it only tells where things would stand.
-    pub fn new(gpu: Option<&Gpu>, specs: &[CacheSpec], room: usize) -> Result<Self, DeviceError> {
-        let table =
-            gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(specs.len() * 2 * SLOTS * 8))?;
+    pub fn new(gpu: Option<&Gpu>, specs: &[CacheSpec], kv: KvType, room: usize) -> Result<Self, DeviceError> {
+        let bytes = specs.len() * MOST_PLANES * SLOTS * 8;
+        let table = gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(bytes))?;
         let free = (0..SLOTS).rev().collect();
-        Ok(Kv { specs: specs.to_vec(), room, table, sequences: HashMap::new(), free, next: 0 })
+        Ok(Kv { kv, specs: specs.to_vec(), room, table, sequences: HashMap::new(), free, next: 0 })
+    }
+
+    /// The name of a kernel that reads or writes caches, for their type.
+    pub fn kernel(&self, name: &str) -> String {
+        format!("{name}{}", suffix(self.kv))
+    }
+
+    /// Shared memory of attend_few (TOP_AT in kernels/decode.cu, and what stands there).
+    pub fn shared_few(&self) -> usize {
+        if self.kv == KvType::Q8_0 { 53_248 } else { 89_600 }
+    }
+
+    /// What attend_rows needs of it beyond halves: factors of 32 keys and values.
+    pub fn shared_rows(&self) -> usize {
+        if self.kv == KvType::Q8_0 { 512 } else { 0 }
+    }
+
+    /// Bytes of a row of each plane of a cache: keys, values; of q8_0 also their factors (kernels/kv.cuh).
+    fn widths(&self, spec: &CacheSpec) -> Vec<usize> {
+        let elements = spec.kv_heads * spec.head_dim;
+        match self.kv {
+            KvType::Q8_0 => vec![elements, elements, elements / 16, elements / 16],
+            _ => vec![elements * 2; 2],
+        }
+    }
+
+    /// Bytes of a position in a cache.
+    fn width(&self, spec: &CacheSpec) -> usize {
+        self.widths(spec).iter().sum()
     }
 
     fn capacity(&self, spec: &CacheSpec, context: usize) -> usize {
@@ -41,7 +78,7 @@ impl Kv {
 
     /// Bytes of a sequence of `context` positions.
     pub fn bytes(&self, context: usize) -> u64 {
-        let each = |s: &CacheSpec| (self.capacity(s, context) * s.kv_heads * s.head_dim * 4) as u64;
+        let each = |s: &CacheSpec| (self.capacity(s, context) * self.width(s)) as u64;
         self.specs.iter().map(each).sum()
     }
 
@@ -68,13 +105,15 @@ impl Kv {
         })?;
         let mut planes = vec![];
         for (i, spec) in self.specs.clone().iter().enumerate() {
-            let bytes = self.capacity(spec, context) * spec.kv_heads * spec.head_dim * 2;
-            let pair = [gpu.alloc(bytes)?, gpu.alloc(bytes)?];
-            for (which, memory) in pair.iter().enumerate() {
-                let at = ((i * 2 + which) * SLOTS + slot) * 8;
+            let capacity = self.capacity(spec, context);
+            let widths = self.widths(spec);
+            let of_cache =
+                widths.iter().map(|width| gpu.alloc(capacity * width)).collect::<Result<Vec<_>, _>>()?;
+            for (which, memory) in of_cache.iter().enumerate() {
+                let at = ((i * MOST_PLANES + which) * SLOTS + slot) * 8;
                 gpu.upload(&mut self.table, at, &memory.ptr.to_le_bytes())?;
             }
-            planes.push(pair);
+            planes.push(of_cache);
         }
         gpu.synchronize()?;
         let id = SeqId(self.next);
@@ -96,7 +135,7 @@ impl Kv {
     /// What kernels need to know of a cache. A ring's capacity is window + room for every sequence: shorter contexts never wrap.
     pub fn cache(&self, index: usize) -> Cache {
         let spec = &self.specs[index];
-        let address = |which: usize| self.table.ptr + ((index * 2 + which) * SLOTS * 8) as u64;
+        let address = |which: usize| self.table.ptr + ((index * MOST_PLANES + which) * SLOTS * 8) as u64;
         Cache {
             k: address(0),
             v: address(1),
@@ -125,9 +164,8 @@ impl Kv {
     pub fn save(&self, gpu: &Gpu, seq: SeqId, len: usize) -> Result<Vec<u8>, DeviceError> {
         let sequence = self.sequences.get(&seq).ok_or(DeviceError::NoSequence(seq.0))?;
         let mut out = vec![];
-        for (spec, pair) in self.specs.iter().zip(&sequence.planes) {
-            let row = spec.kv_heads * spec.head_dim * 2;
-            for memory in pair {
+        for (spec, planes) in self.specs.iter().zip(&sequence.planes) {
+            for (memory, row) in planes.iter().zip(self.widths(spec)) {
                 for (_, first, n) in self.runs(spec, len.min(sequence.context)) {
                     let at = out.len();
                     out.resize(at + n * row, 0);
@@ -144,17 +182,16 @@ impl Kv {
         if len > sequence.context {
             return Err(bad(format!("{len} positions do not fit a context of {}", sequence.context)));
         }
-        let held = |s: &CacheSpec| s.window.map_or(len, |w| w.min(len)) * s.kv_heads * s.head_dim * 4;
+        let held = |s: &CacheSpec| s.window.map_or(len, |w| w.min(len)) * self.width(s);
         let want: usize = self.specs.iter().map(held).sum();
         if state.len() != want {
             return Err(bad(format!("{} bytes where {want} belong", state.len())));
         }
-        let runs: Vec<_> = self.specs.iter().map(|s| self.runs(s, len)).collect();
+        let caches: Vec<_> = self.specs.iter().map(|s| (self.widths(s), self.runs(s, len))).collect();
         let sequence = self.sequences.get_mut(&seq).ok_or(DeviceError::NoSequence(seq.0))?;
         let mut at = 0;
-        for ((spec, pair), runs) in self.specs.iter().zip(&mut sequence.planes).zip(runs) {
-            let row = spec.kv_heads * spec.head_dim * 2;
-            for memory in pair {
+        for (planes, (widths, runs)) in sequence.planes.iter_mut().zip(caches) {
+            for (memory, row) in planes.iter_mut().zip(widths) {
                 for (_, first, n) in &runs {
                     gpu.upload(memory, first * row, &state[at..at + n * row])?;
                     at += n * row;
@@ -183,8 +220,7 @@ impl Kv {
             return Err(DeviceError::BadState(format!("{len} positions do not fit the other sequence")));
         }
         for ((spec, a), b) in self.specs.iter().zip(&source.planes).zip(&mut target.planes) {
-            let row = spec.kv_heads * spec.head_dim * 2;
-            for (a, b) in a.iter().zip(b) {
+            for ((a, b), row) in a.iter().zip(b).zip(self.widths(spec)) {
                 for (_, first, n) in self.runs(spec, len) {
                     gpu.copy(a, first * row, b, first * row, n * row)?;
                 }

@@ -33,9 +33,8 @@ pub(crate) const MOST_HIDDEN: usize = 8192;
 pub(crate) const SMALL: usize = 32;
 /// Blocks among which the keys of a pass's rows are split: about two for each multiprocessor of a large card.
 pub(crate) const BLOCKS: usize = 256;
-/// Bytes of what one of them leaves, and its shared memory (PART and the places of kernels/decode.cu).
+/// Bytes of what one of them leaves (PART of kernels/decode.cu).
 pub(crate) const PART_BYTES: usize = (16 * 128 + 32) * 4;
-const SHARED: usize = 89_600;
 
 /// One launch.
 pub(crate) struct Node {
@@ -244,7 +243,7 @@ impl<'a> Compiler<'a> {
                     let args = args.halves(&self.halves(Buf::V)).ptr(q).ptr(k).int(heads).ptr(q_norm);
                     let args = args.ptr(self.weights.vector(*k_norm)?).float(*eps).int(rope);
                     let args = args.ptr(b.angles(plan.pass)).cache(&self.kv.cache(*cache));
-                    self.push(i..i + 2, FILE, "qk_rows", grid, 128, args)?;
+                    self.push(i..i + 2, FILE, &self.kv.kernel("qk_rows"), grid, 128, args)?;
                     let rows = |ptr, heads| Left::Halves(Halves::rows(ptr, heads * g.head_dim));
                     self.leave(&[(Buf::Q, rows(q, heads)), (Buf::K, rows(k, g.kv_heads))]);
                     return Ok(2);
@@ -265,7 +264,7 @@ impl<'a> Compiler<'a> {
                     return Ok(steps.len());
                 }
                 let args = turn(Args::default().ptr(b.rows.ptr));
-                self.push(i..i + 2, FILE, "k_norm_rope_store", grid, 128, args)?;
+                self.push(i..i + 2, FILE, &self.kv.kernel("k_norm_rope_store"), grid, 128, args)?;
                 Ok(2)
             }
             Op::Attend { .. } if !self.large() => {
@@ -489,7 +488,8 @@ impl<'a> Compiler<'a> {
         let args = args.float(g.score_scale()).halves(&gate).ptr(out);
         let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), 1);
         const FILE: &str = "src/kernels/attend.cu";
-        self.push_shared(steps, FILE, "attend_rows", grid, (256, ATTEND_SHARED), args)?;
+        let block = (256, ATTEND_SHARED + self.kv.shared_rows());
+        self.push_shared(steps, FILE, &self.kv.kernel("attend_rows"), grid, block, args)?;
         self.leave(&[(Buf::A, Left::Halves(Halves::rows(out, g.q_width())))]);
         Ok(())
     }
@@ -514,12 +514,13 @@ impl<'a> Compiler<'a> {
         let splits = self.key.splits.min(most).min(BLOCKS / (n * g.kv_heads)).max(1);
         let args = args.int(block).float(g.score_scale()).planes(&gate).ptr(b.partial.ptr).activation(&out);
         let grid = (splits, g.kv_heads, n);
-        self.push_shared(steps.clone(), FILE, "attend_few", grid, (256, SHARED), args)?;
+        let name = self.kv.kernel("attend_few");
+        self.push_shared(steps.clone(), FILE, &name, grid, (256, self.kv.shared_few()), args)?;
         if splits == 1 {
             return Ok(());
         }
         let args = Args::default().ptr(b.rows.ptr).ptr(b.partial.ptr).int(g.heads).cache(&cache).int(block);
         let args = args.int(splits).float(g.score_scale()).planes(&gate).activation(&out);
-        self.push(steps, FILE, "attend_join", (g.heads, n, 1), 128, args)
+        self.push(steps, FILE, &self.kv.kernel("attend_join"), (g.heads, n, 1), 128, args)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::open::Opened;
 use crate::output::Progress;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 use muser_core::{Device, KvType, Lane, Limits, Pass, Reference, Route};
 use muser_cpu::{CpuDevice, CpuOptions, Isa, probe};
@@ -171,9 +171,6 @@ impl DeviceArgs {
                     self.load_on(DeviceName::Cpu, opened)
                 })
             }
-            DeviceName::Reference if self.kv == KvName::Q8_0 => {
-                bail!("the reference device keeps keys and values as f16 or f32; give --kv f16 or f32")
-            }
             DeviceName::Reference => {
                 Ok(Box::new(Reference::new(opened.model.clone(), self.kv.into(), max_rows)))
             }
@@ -196,7 +193,7 @@ impl DeviceArgs {
 
     /// Whether the CUDA device does what was asked for.
     fn suits_cuda(&self) -> bool {
-        self.lane() == LaneName::Serving && self.kv == KvName::F16
+        self.lane() == LaneName::Serving && self.kv != KvName::F32
     }
 
     fn load_cuda(&self, index: usize, opened: &Opened) -> Result<Box<dyn Device>> {
@@ -223,7 +220,8 @@ impl DeviceArgs {
         match self.device {
             DeviceName::Cuda(index) => {
                 let most = usize::from(self.chunk).max(rows);
-                let passes = Describer::new(&opened.model, self.lane().into(), Some(index), most)?;
+                let passes =
+                    Describer::new(&opened.model, self.lane().into(), Some(index), most, self.kv.into())?;
                 Ok((passes.card().to_string(), passes.routes(pass, rows, depth)?))
             }
             DeviceName::Reference => {

@@ -10,16 +10,28 @@ pub struct Cache {
     rows: BTreeMap<u32, (Vec<f32>, Vec<f32>)>,
     reach: Option<u32>,
     kv: KvType,
+    head_dim: usize,
     width: usize,
+}
+
+/// A block of q8_0 and back.
+fn through_q8_0(block: &[f32]) -> Vec<f32> {
+    let most = block.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let factor = f16::from_f32(most / 127.0).to_f32();
+    let inverse = if factor > 0.0 { 1.0 / factor } else { 0.0 };
+    block.iter().map(|x| (x * inverse).round_ties_even().clamp(-127.0, 127.0) * factor).collect()
 }
 
 impl Cache {
     /// Stores one row, rounded to the KV type.
     pub fn store(&mut self, pos: u32, k: &[f32], v: &[f32]) {
-        let kv = self.kv;
+        let (kv, head_dim) = (self.kv, self.head_dim);
         let round = |x: &[f32]| match kv {
             KvType::F32 => x.to_vec(),
-            _ => x.iter().map(|v| f16::from_f32(*v).to_f32()).collect(),
+            KvType::Q8_0 => {
+                x.chunks(head_dim).flat_map(|head| head.chunks(32)).flat_map(through_q8_0).collect()
+            }
+            KvType::F16 => x.iter().map(|v| f16::from_f32(*v).to_f32()).collect(),
         };
         self.rows.insert(pos, (round(k), round(v)));
         // A ring holds `reach` rows; a write replaces the row of the same place one turn earlier.
@@ -55,6 +67,7 @@ impl Sequence {
             rows: BTreeMap::new(),
             reach: s.window.map(|w| (w + room) as u32),
             kv,
+            head_dim: s.head_dim,
             width: s.kv_heads * s.head_dim,
         };
         let windows = specs.iter().map(|s| s.window.map(|w| w as u32)).collect();

@@ -3,6 +3,12 @@
 // permuted alike on both sides, so that every lane reads whole 16-byte pieces of K and V straight from memory.
 // Bytes: visible keys and values, once. Memory binds at depth, latency before.
 
+// A head's keys or values in one sequence.
+#ifndef KV_Q8_0
+typedef u16* Plane;
+#define PLANE(table, slot, head) (((u16**)(table))[slot] + (head) * HD)
+#endif
+
 // Rotates the four elements of a lane: 2l, 2l+1 (pairs interleaved) and 64+2l, 65+2l; halves pair element i with i + 64.
 __device__ __forceinline__ void rotate(float2& a, float2& b, const float2* angle, int rope) {
     const int lane = threadIdx.x & 31;
@@ -40,10 +46,14 @@ extern "C" __global__ void k_norm_rope_store(const Row* rows, const Planes k, co
         b = make_float2(b.x * f * wb.x, b.y * f * wb.y);
         rotate(a, b, angles + (u64)row.pos * (HD / 2), rope);
     }
+#ifdef KV_Q8_0
+    store_head(PLANE(head < kv_heads ? cache.k : cache.v, row.slot, at), (u64)row_of(cache, row.pos) * cache.width, a, b);
+#else
     u16* base = ((u16**)(head < kv_heads ? cache.k : cache.v))[row.slot];
     u32* to = (u32*)(base + (u64)row_of(cache, row.pos) * cache.width + at * HD);
     to[lane] = floats_to_half2(a.x, a.y);
     to[32 + lane] = floats_to_half2(b.x, b.y);
+#endif
 }
 
 extern __shared__ uint4 shared_bytes[];
@@ -109,7 +119,7 @@ __device__ __forceinline__ void finish(Flash& s) {
 }
 
 // Keys first..last (exclusive) straight from the cache, 16 a step, `stride` apart.
-__device__ __forceinline__ void flash(Flash& s, const u32 q[8][4], const u16* k, const u16* v, const Cache& cache, u32 first, u32 last, u32 begin, u32 stride, float scale) {
+__device__ __forceinline__ void flash(Flash& s, const u32 q[8][4], const Plane k, const Plane v, const Cache& cache, u32 first, u32 last, u32 begin, u32 stride, float scale) {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     for (u32 base = begin; base < last; base += stride) {
         uint4 kv[2][4];
@@ -117,18 +127,26 @@ __device__ __forceinline__ void flash(Flash& s, const u32 q[8][4], const u16* k,
         for (int tile = 0; tile < 2; ++tile) {
             u32 key = base + tile * 8 + g;
             key = key < last ? key : last - 1;
+#ifdef KV_Q8_0
+            read_pieces<4>(kv[tile], k, (u64)row_of(cache, key) * cache.width + t * 32);
+#else
             const uint4* p = (const uint4*)(k + (u64)row_of(cache, key) * cache.width + t * 32);
 #pragma unroll
             for (int i = 0; i < 4; ++i) kv[tile][i] = p[i];
+#endif
         }
         uint4 vv[4][2];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             u32 key = base + 2 * t + (i & 1) + (i >> 1) * 8;
             key = key < last ? key : last - 1;
+#ifdef KV_Q8_0
+            read_pieces<2>(vv[i], v, (u64)row_of(cache, key) * cache.width + g * 16);
+#else
             const uint4* p = (const uint4*)(v + (u64)row_of(cache, key) * cache.width + g * 16);
             vv[i][0] = p[0];
             vv[i][1] = p[1];
+#endif
         }
         flash_step(s, q, kv, vv, base, first, last, scale);
     }
@@ -179,11 +197,15 @@ extern "C" __global__ void qk_rows(const Row* rows, const Halves q, const Halves
     }
     const u32 lo = floats_to_half2(a.x, a.y), hi = floats_to_half2(b.x, b.y);
     if (kept) { kept[lane] = lo; kept[32 + lane] = hi; }
+#ifdef KV_Q8_0
+    if (kind > 0) store_head(PLANE(kind == 1 ? cache.k : cache.v, row.slot, at), (u64)row_of(cache, row.pos) * cache.width, a, b);
+#else
     if (kind > 0) {
         u32* to = (u32*)(((u16**)(kind == 1 ? cache.k : cache.v))[row.slot] + (u64)row_of(cache, row.pos) * cache.width + at * HD);
         to[lane] = lo;
         to[32 + lane] = hi;
     }
+#endif
 }
 
 #define KEYS 32   // no more than a ring holds
@@ -338,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
             load_queries(q, q16 + ((u64)at * heads + kv_head * group) * HD, group);
             Flash s;
             clear(s);
-            flash(s, q, ((u16**)cache.k)[row.slot] + kv_head * HD, ((u16**)cache.v)[row.slot] + kv_head * HD, cache, first, last, first & ~15u, 16, scale);
+            flash(s, q, PLANE(cache.k, row.slot, kv_head), PLANE(cache.v, row.slot, kv_head), cache, first, last, first & ~15u, 16, scale);
             leave_row(s, mine + m);
         }
         return;
@@ -360,14 +382,54 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
     visible(low, cache, block, from, other);
     visible(high, cache, block, other, to);
     from &= ~15u;
-    const u16* k = ((u16**)cache.k)[low.slot] + kv_head * HD;
-    const u16* v = ((u16**)cache.v)[low.slot] + kv_head * HD;
+#ifdef KV_Q8_0
+    const u32 slot = low.slot;
+#else
+    const Plane k = PLANE(cache.k, low.slot, kv_head);
+    const Plane v = PLANE(cache.v, low.slot, kv_head);
+#endif
     const float unit = scale * 1.4426950408889634f;   // exp(x * scale) = 2^(x * unit)
     // A thread copies the same piece of two keys of every KEYS; their place in the cache advances with them. What a ring that has
     // turned holds behind the last key is masked; else the last key is read again: a short context's ring ends there. Pieces stand where the lanes of a quarter warp read eight different banks.
     const u32 tid = threadIdx.x, key = tid >> 4, c = tid & 15, wraps = cache.window ? cache.capacity : ~0u, limit = cache.window && to > cache.capacity ? ~0u : to - 1;
     const u32 k_at = key * 16 + (((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4)), v_at = key * 16 + (c ^ ((key >> 1) & 1) ^ (key & 4)) + KEYS * 16;
     u32 next = row_of(cache, from + key);
+#ifdef KV_Q8_0
+    // Bytes on their way, of which `settle` makes halves where f16 would be copied; the factors of a key are copied behind the tiles.
+    u16* const factors = (u16*)(tiles + 4 * KEYS * 16);
+    uint2 k_bytes[2], v_bytes[2];
+    auto fetch = [&](int) {
+        const Plane k = PLANE(cache.k, keep(slot), kv_head), v = PLANE(cache.v, slot, kv_head);
+        const u32 tid = keep(threadIdx.x), to = (u32)__cvta_generic_to_shared(factors + (tid >> 4) * 4);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            u32 row = next + i * 16;
+            if (row >= wraps) row -= wraps;
+            const u64 at = (u64)(row < limit ? row : limit) * cache.width;
+            k_bytes[i] = *(const uint2*)(k.at + at + (tid & 15) * 8);
+            v_bytes[i] = *(const uint2*)(v.at + at + (tid & 15) * 8);
+            if (tid & 15) continue;
+            copy8_near(to + i * 128, k.factors + at / 32);
+            copy8_near(to + i * 128 + KEYS * 8, v.factors + at / 32);
+        }
+        next += KEYS;
+        if (next >= wraps) next -= wraps;
+        commit();
+    };
+    auto settle = [&](int stage) {
+        arrived<0>();
+        __syncwarp();   // what a lane waited for, the sixteen of its key read
+        const u32 tid = keep(threadIdx.x), key = tid >> 4, c = tid & 15;
+        uint4* to = tiles + stage * 2 * KEYS * 16 + key * 16;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u16* f = factors + (i * 16 + key) * 4 + (c >> 2);
+            to[i * 256 + (((c & 3) * 4 + (c >> 2)) ^ ((key & 1) * 4))] = values8(k_bytes[i], f[0]);
+            to[i * 256 + KEYS * 16 + (c ^ ((key >> 1) & 1) ^ (key & 4))] = values8(v_bytes[i], f[KEYS * 4]);
+        }
+    };
+#else
+    auto settle = [](int) {};
     auto fetch = [&](int stage) {
         const u32 to_stage = (u32)__cvta_generic_to_shared(tiles + stage * 2 * KEYS * 16);
 #pragma unroll
@@ -382,7 +444,9 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
         if (next >= wraps) next -= wraps;
         commit();
     };
+#endif
     fetch(0);
+    settle(0);
     int stage = 0;
 #pragma unroll 1
     for (u32 base = from; base < to; base += KEYS, stage ^= 1) {
@@ -392,6 +456,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
         if (base + KEYS < to) fetch(stage ^ 1);
         if (base < last[PAIR - 1] && base + KEYS > first[0])
             flash_shared(s, keep(q_at), tiles + stage * 2 * KEYS * 16, tiles + (stage * 2 + 1) * KEYS * 16, base, first, last, unit, tid & 31);
+        if (base + KEYS < to) settle(stage ^ 1);
     }
 #pragma unroll
     for (int m = 0; m < PAIR; ++m) {

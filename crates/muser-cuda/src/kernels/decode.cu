@@ -6,15 +6,25 @@
 // be read before the products are done, for earlier passes left them there.
 // Bytes: visible keys and values, once a row. Memory binds at depth, latency before.
 #define CHUNK 128
-#define V_ROW 272                  // bytes of a row of values: four rows apart by two meet all banks
-#define STAGE (CHUNK * V_ROW)
 #define Q_ROW 320                  // bytes of a query or new key: two neighbours meet all banks
+#ifdef KV_Q8_0
+#define V_ROW 144                  // bytes of a row of values or a new key: eight rows meet all banks
+#define K_ROW V_ROW                // a key's factors stand behind it
+#define VALUES (CHUNK * V_ROW)
+#define STAGE (VALUES + CHUNK * 8) // factors of values: of all keys for the first 32 dimensions, then for the next
+#define RAW 16777216.0f            // of a raw product of query and key in one of their product: bytes are taken as the smallest halves
+#else
+#define V_ROW 272                  // bytes of a row of values: four rows apart by two meet all banks
+#define K_ROW Q_ROW
+#define STAGE (CHUNK * V_ROW)
+#define RAW 1.0f
+#endif
 #define FRESH 32                   // rows of a pass at most
 #define PART (16 * HD + 32)        // floats of a part: values of 16 heads, then (max, sum) of each
-// Shared memory; all of it is SHARED in program.rs.
+// Shared memory; all of it is `shared` in kv.rs.
 #define Q_AT (2 * STAGE)
 #define K_AT (Q_AT + 16 * Q_ROW)
-#define P_AT (K_AT + FRESH * Q_ROW)
+#define P_AT (K_AT + FRESH * K_ROW)
 #define TOP_AT (P_AT + 8 * 32 * 16)
 extern __shared__ uint4 shared_bytes[];
 
@@ -22,6 +32,13 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(
 __device__ __forceinline__ float4 fma4(float s, float4 a, float4 b) { return make_float4(s * a.x + b.x, s * a.y + b.y, s * a.z + b.z, s * a.w + b.w); }
 __device__ __forceinline__ float4 floats(uint4 w) { return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)); }
 __device__ __forceinline__ float2 turn(float x, float y, float c, float s) { return make_float2(x * c - y * s, x * s + y * c); }
+
+// Registers of keys, once these are used.
+#ifdef KV_Q8_0
+#define SPARE(row, i) keys.w[row][i]
+#else
+#define SPARE(row, i) keys[row][i]
+#endif
 
 // Largest or sum of what the 8 warps left for a head.
 __device__ __forceinline__ float of_warps(const float* at, int head, bool sum) {
@@ -54,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
                                                                 const float2* angles, const Cache cache, int block, float scale, const Planes gate, float* partial, const Activation out) {
     u8* const shared = (u8*)shared_bytes;
     float* const tops = (float*)(shared + TOP_AT);
-    const float unit = scale * 1.4426950408889634f;   // exp(x * scale) = 2^(x * unit)
+    const float unit = scale * 1.4426950408889634f * RAW;   // exp(x * scale) = 2^(x * unit)
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, group = heads / cache.kv_heads;
     // Eight lanes make a vector of 128: a query, or a key or value of this batch. Lane `eighth` has elements 32i + 4 * eighth .. + 3.
     const int eighth = lane & 7, vector = warp * 4 + (lane >> 3);
@@ -69,6 +86,34 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
     // A ring's rows: positions from `turned` on stand at its begin.
     const int capacity = cache.window ? cache.capacity : 0, turned = cache.window ? (s.last - 1) / capacity * capacity : 0;
     auto row_at = [&](int key) { return (u32)(key - turned + (key < turned ? capacity : 0)) * cache.width; };
+#ifdef KV_Q8_0
+    const Plane k_plane = PLANE(cache.k, row.slot, blockIdx.y), v_plane = PLANE(cache.v, row.slot, blockIdx.y);
+    ChunkKeys keys;
+    uint2 v_factors;   // of the values of key threadIdx.x of a chunk
+    auto fetch_keys = [&](int chunk) {
+        const int base = s.last - CHUNK * (chunk + 1) + warp * 16;
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+            const int key = base + tile * 8 + g, mine = base + tile * 8 + 2 * t;
+            if (key >= s.first && key < fresh) keys.read(tile, k_plane.at + row_at(key), t);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (mine + i >= s.first && mine + i < fresh) keys.factors[tile][i] = *(const uint2*)(k_plane.factors + row_at(mine + i) / 32);
+        }
+    };
+    auto fetch_values = [&](int chunk, int stage) {
+        const int base = s.last - CHUNK * (chunk + 1), mine = base + (int)threadIdx.x, c = threadIdx.x & 7;
+#pragma unroll
+        for (int i = 0; i < CHUNK / 32; ++i) {
+            const int at = i * 32 + (threadIdx.x >> 3), key = base + at;
+            if (key >= s.first && key < fresh) copy16_near((u32)__cvta_generic_to_shared(shared + stage * STAGE + at * V_ROW + c * 16), v_plane.at + row_at(key) + c * 16);
+        }
+        v_factors = make_uint2(0, 0);
+        if (threadIdx.x < CHUNK && mine >= s.first && mine < fresh) v_factors = *(const uint2*)(v_plane.factors + row_at(mine) / 32);
+        commit();
+    };
+    keys.clear();
+#else
     u16* const k_plane = ((u16**)cache.k)[row.slot] + blockIdx.y * HD;
     u16* const v_plane = ((u16**)cache.v)[row.slot] + blockIdx.y * HD;
     // Of `chunk`, a lane's pieces of keys g and 8 + g of its warp's 16, piece 4i + t at i.
@@ -98,6 +143,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
     };
 #pragma unroll
     for (int i = 0; i < 8; ++i) keys[i >> 2][i & 3] = make_uint4(0, 0, 0, 0);
+#endif
     fetch_keys(blockIdx.x);
     fetch_values(blockIdx.x, 0);
     const int count = group + (blockIdx.x == 0 ? 2 * (s.last - fresh) : 0);
@@ -157,6 +203,29 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
                 }
             }
         }
+#ifdef KV_Q8_0
+        u32 packed[4];
+        const uint2 factors = quantise(x, packed);
+        if (n < count && what > 0) {
+            u8* const to = shared + (what == 1 ? K_AT + (key - fresh) * K_ROW : (CHUNK + key - s.last) * V_ROW);
+            u8* const bytes = what == 1 ? k_plane.at : v_plane.at;
+            const u32 kept = row_at(key), mine = key == pos;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                ((u32*)to)[8 * i + eighth] = packed[i];
+                if (mine) ((u32*)(bytes + kept))[8 * i + eighth] = packed[i];
+            }
+            if (eighth < 4) {
+                const u16 factor = (u16)((eighth < 2 ? factors.x : factors.y) >> (eighth & 1) * 16);
+                if (what == 1) ((u16*)(to + HD))[eighth] = factor;
+                else ((u16*)(shared + VALUES))[eighth * CHUNK + CHUNK + key - s.last] = factor;
+                if (mine) (what == 1 ? k_plane.factors : v_plane.factors)[kept / 32 + eighth] = factor;
+            }
+        } else if (n < count) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) ((uint2*)(shared + Q_AT + n * Q_ROW))[8 * i + eighth] = make_uint2(floats_to_half2(x[i].x, x[i].y), floats_to_half2(x[i].z, x[i].w));
+        }
+#else
         if (n < count) {
             u8* to = shared + (what == 0 ? Q_AT + n * Q_ROW : what == 1 ? K_AT + (key - fresh) * Q_ROW : (CHUNK + key - s.last) * V_ROW);
             u16* kept = (what == 1 ? k_plane : v_plane) + row_at(key);
@@ -167,6 +236,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
                 if (what > 0 && key == pos) ((uint2*)kept)[8 * i + eighth] = w;
             }
         }
+#endif
         if (first + 32 + warp * 4 < count) {
             // Queries are done.
 #pragma unroll
@@ -202,12 +272,25 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
                 const int key = at + tile * 8 + g;
+#ifdef KV_Q8_0
+                if (key >= fresh) keys.read(tile, shared + K_AT + (key - fresh) * K_ROW, t);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int mine = at + tile * 8 + 2 * t + i;
+                    if (mine >= fresh) keys.factors[tile][i] = *(const uint2*)(shared + K_AT + (mine - fresh) * K_ROW + HD);
+                }
+#else
                 if (key < fresh) continue;
                 const uint4* from = (const uint4*)(shared + K_AT + (key - fresh) * Q_ROW) + t;
 #pragma unroll
                 for (int i = 0; i < 4; ++i) keys[tile][i] = from[4 * i];
+#endif
             }
         }
+#ifdef KV_Q8_0
+        float c[2][1][4];
+        keys.multiply(queries, c);
+#else
         float c[2][2][4];
 #pragma unroll
         for (int i = 0; i < 16; ++i) c[i >> 3][(i >> 2) & 1][i & 3] = 0.0f;
@@ -220,6 +303,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
                 mma(c[tile][0], even[0], even[1], even[2], even[3], w.x, w.y);
                 mma(c[tile][1], odd[0], odd[1], odd[2], odd[3], w.z, w.w);
             }
+#endif
         const int next_chunk = chunk + s.parts;
         if (next_chunk < s.chunks) {
             fetch_keys(next_chunk);
@@ -228,8 +312,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 if (g + 8 * r >= group) continue;
-                keys[r][0] = *(const uint4*)(gate.p + out_at(r));
-                if (gate.count > 1) keys[r][1] = *(const uint4*)(gate.p + out_at(r) + gate.stride);
+                SPARE(r, 0) = *(const uint4*)(gate.p + out_at(r));
+                if (gate.count > 1) SPARE(r, 1) = *(const uint4*)(gate.p + out_at(r) + gate.stride);
             }
         }
         float top[2] = {-1.0e30f, -1.0e30f};
@@ -238,7 +322,11 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int key = at + tile * 8 + 2 * t + (i & 1);
+#ifdef KV_Q8_0
+                c[tile][0][i] = key >= s.first ? c[tile][0][i] : -1.0e30f;
+#else
                 c[tile][0][i] = key >= s.first ? c[tile][0][i] + c[tile][1][i] : -1.0e30f;
+#endif
                 top[i >> 1] = fmaxf(top[i >> 1], c[tile][0][i]);
             }
 #pragma unroll
@@ -247,6 +335,12 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
             top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
             if (t == 0) tops[(g + 8 * r) * 8 + warp] = top[r];
         }
+#ifdef KV_Q8_0
+        if (threadIdx.x < CHUNK && s.last - CHUNK * (chunk + 1) + (int)threadIdx.x < fresh) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) ((u16*)(shared + stage * STAGE + VALUES))[i * CHUNK + threadIdx.x] = (u16)((i < 2 ? v_factors.x : v_factors.y) >> (i & 1) * 16);
+        }
+#endif
         arrived<0>();
         __syncthreads();   // maxima and values are there, and the other stage is free
         if (next_chunk < s.chunks) {
@@ -270,6 +364,29 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
         ((uint4*)(shared + P_AT))[warp * 32 + lane] = make_uint4(floats_to_half2(c[0][0][0], c[0][0][1]), floats_to_half2(c[0][0][2], c[0][0][3]),
                                                                  floats_to_half2(c[1][0][0], c[1][0][1]), floats_to_half2(c[1][0][2], c[1][0][3]));
         __syncthreads();   // weights are there
+#ifdef KV_Q8_0
+        const u32 values = (u32)__cvta_generic_to_shared(shared + stage * STAGE + lane * V_ROW + warp * 16);
+        const u32* factors = (const u32*)(shared + stage * STAGE + VALUES) + (warp >> 1) * (CHUNK / 2) + t;
+#pragma unroll
+        for (int step = 0; step < CHUNK / 16; step += 2) {
+            // Of keys 16 step + 8i + 2t and the next, dimensions 2g and 2g + 1.
+            const uint4 w4 = transposed(values + 16 * step * V_ROW);
+            const u32 w[4] = {w4.x, w4.y, w4.z, w4.w};
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                const uint4 a = ((const uint4*)(shared + P_AT))[(step + part) * 32 + lane];
+                u32 even[2], odd[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const u32 f = factors[8 * (step + part) + 4 * i];
+                    even[i] = values2(__byte_perm(w[2 * part + i], BIASED, 0x4240), f);
+                    odd[i] = values2(__byte_perm(w[2 * part + i], BIASED, 0x4341), f);
+                }
+                mma(o[part][0], a.x, a.y, a.z, a.w, even[0], even[1]);
+                mma(o[part][1], a.x, a.y, a.z, a.w, odd[0], odd[1]);
+            }
+        }
+#else
         const u8* values = shared + stage * STAGE + 2 * t * V_ROW + (warp * 8 + g) * 4;
 #pragma unroll
         for (int step = 0; step < CHUNK / 16; ++step) {
@@ -280,6 +397,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
             mma(o[step & 1][0], a.x, a.y, a.z, a.w, pack_low(w[0], w[1]), pack_low(w[2], w[3]));
             mma(o[step & 1][1], a.x, a.y, a.z, a.w, pack_high(w[0], w[1]), pack_high(w[2], w[3]));
         }
+#endif
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -296,9 +414,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
         const float all = of_warps(tops, head, true);
         const float4 found = make_float4(o[0][0][2 * r] + o[1][0][2 * r], o[0][1][2 * r] + o[1][1][2 * r], o[0][0][2 * r + 1] + o[1][0][2 * r + 1], o[0][1][2 * r + 1] + o[1][1][2 * r + 1]);
         if (whole) {
-            float4 gates = floats(keys[r][0]);
+            float4 gates = floats(SPARE(r, 0));
 #pragma unroll 1
-            for (int i = 1; i < gate.count; ++i) gates = add4(gates, i == 1 ? floats(keys[r][1]) : *(const float4*)(gate.p + out_at(r) + i * gate.stride));
+            for (int i = 1; i < gate.count; ++i) gates = add4(gates, i == 1 ? floats(SPARE(r, 1)) : *(const float4*)(gate.p + out_at(r) + i * gate.stride));
             leave(out, out_at(r), found, 1.0f / all, gated, gates);
         } else {
             *(float4*)(mine + head * HD + warp * 16 + t * 4) = found;
@@ -315,7 +433,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_join(const Row* rows, c
     allow_next();
     const int head = blockIdx.x, group = heads / cache.kv_heads, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int parts = span(rows[blockIdx.y], cache, block, splits).parts;
-    const float unit = scale * 1.4426950408889634f;
+    const float unit = scale * 1.4426950408889634f * RAW;
     wait_previous();
     if (parts == 1) return;
     const float* from = partial + (u64)(blockIdx.y * cache.kv_heads + head / group) * splits * PART;

@@ -71,13 +71,16 @@ __device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u3
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Copies of 16 bytes to shared memory that go on while the thread does; with 128 bytes brought to the L2 cache at once, or without.
+// Copies of 16 bytes (or 8) to shared memory that go on while the thread does; with 128 bytes brought to the L2 cache at once, or without.
 // The first is for what is read once: its policy evicts that before all else.
 __device__ __forceinline__ void copy16(u32 to, const u8* from) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(0x12F0000000000000ull) : "memory");
 }
 __device__ __forceinline__ void copy16_near(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy8_near(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 // Ends a group of copies; waits until all but the last N groups are there.
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -100,6 +103,13 @@ __device__ __forceinline__ uint2 lds64(u32 at) {
 __device__ __forceinline__ u32 lds32(u32 at) {
     u32 v;
     asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+// Four 8 x 8 matrices of 16-bit elements in shared memory, transposed: lane 8m + r names row r of matrix m, and gets elements 2t and
+// 2t + 1 of column g of each.
+__device__ __forceinline__ uint4 transposed(u32 at) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
 }
 __device__ __forceinline__ u32 lds16(u32 at) {

@@ -80,7 +80,9 @@ fn kernel_table() -> Result<String> {
             let batch = Batch { rows, sequences, depth: DEPTH, logits, kv: KvType::F16 };
             let routes = match device {
                 "CPU" => muser_cpu::routes(&opened.model, pass, rows, lane, Isa::Avx512),
-                _ => Describer::new(&opened.model, lane, None, 512)?.routes(pass, rows, DEPTH)?,
+                _ => {
+                    Describer::new(&opened.model, lane, None, 512, KvType::F16)?.routes(pass, rows, DEPTH)?
+                }
             };
             let listed = entries(&opened.model, plan, &routes, batch);
             let table = kernels::table(&listed, &routes).markdown();
