@@ -79,6 +79,7 @@ fn rows_of_a_group_do_not_see_each_other() {
 #[test]
 fn state_survives_saving_copying_and_rolling_back() {
     on(KvType::F16, |make| suite::state(make, Q8, Exactness::STRICT));
+    on(KvType::Q8_0, |make| suite::state(make, Q8, Exactness::STRICT));
 }
 
 #[test]

@@ -136,6 +136,9 @@ fn q8_keys_and_values_stay_close() {
     let kl = muser_testkit::mean_kl(&want, &got, 1024);
     assert!(kl < 0.01, "mean KL of q8_0 keys and values: {kl}");
     assert_ne!(bits(&want), bits(&got), "q8_0 was not used");
+    let (_, want) = suite::prefill(&mut Reference::new(model(file, None), KvType::Q8_0, 64), tokens, 64);
+    let kl = muser_testkit::mean_kl(&want, &got, 1024);
+    assert!(kl < 0.01, "mean KL to f32 activations: {kl}");
 }
 
 /// The shipped model: columns that are no multiple of 256, and a drafter.

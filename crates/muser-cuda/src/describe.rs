@@ -1,7 +1,7 @@
 //! The launches of a pass as routes, for people; no card is needed.
 
 use crate::buffers::Buffers;
-use crate::device::{compile, key};
+use crate::device::{check_kv, compile, key};
 use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::product::GROUP;
@@ -29,12 +29,13 @@ impl<'a> Describer<'a> {
         max_rows: usize,
         kv: KvType,
     ) -> Result<Self, DeviceError> {
+        check_kv(lane, kv)?;
         Ok(Describer {
             model,
             lane,
             card: index.and_then(Card::find).unwrap_or_else(Card::h200),
             weights: Weights::described(model, lane),
-            kv: Kv::new(None, &model.plans.caches, kv, max_rows)?,
+            kv: Kv::new(None, &model.plans.caches, (lane, kv), max_rows)?,
             buffers: Buffers::new(None, model, lane, max_rows)?,
         })
     }

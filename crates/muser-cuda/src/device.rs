@@ -104,7 +104,8 @@ impl CudaDevice {
         }
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
         let buffers = Buffers::new(Some(&gpu), &model, options.lane, options.max_rows)?;
-        let kv = Kv::new(Some(&gpu), &model.plans.caches, options.kv, options.max_rows)?;
+        let types = (options.lane, options.kv);
+        let kv = Kv::new(Some(&gpu), &model.plans.caches, types, options.max_rows)?;
         // What the main stream cleared, the side stream may write next.
         gpu.synchronize()?;
         Ok(CudaDevice {
@@ -380,5 +381,18 @@ impl Device for CudaDevice {
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route> {
         let key = key(self.lane, pass, rows, describe::asked(pass, rows), depth);
         self.compile(key).map(|nodes| describe::routes(&nodes, self.lane)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_of_keys_and_values_without_kernels_are_refused() {
+        let refusal = |lane, kv| check_kv(lane, kv).err().map(|e| e.to_string());
+        assert_eq!(refusal(Lane::Serving, KvType::F16).or(refusal(Lane::Serving, KvType::Q8_0)), None);
+        assert!(refusal(Lane::Strict, KvType::Q8_0).is_some_and(|why| why.contains("--kv f16")));
+        assert!(refusal(Lane::Serving, KvType::F32).is_some_and(|why| why.contains("f16 or q8_0")));
     }
 }

@@ -2,13 +2,30 @@
 
 use crate::gpu::{Gpu, Memory};
 use crate::launch::Cache;
-use muser_core::{CacheSpec, DeviceError, KvType, SeqId};
+use muser_core::{CacheSpec, DeviceError, KvType, Lane, SeqId};
 use std::collections::HashMap;
 
 /// Sequences that a card holds at most.
 pub(crate) const SLOTS: usize = 64;
 /// Tables of addresses of a cache: keys, values, and factors of both (FACTORS in kernels/kv.cuh is two of them).
 const MOST_PLANES: usize = 4;
+
+/// Bytes that caches leave free: graphs of launches and longer logits come later.
+const SPARED: u64 = 64 << 20;
+
+/// Bytes of a row of each plane of a cache: keys, values; of q8_0 also their factors (kernels/kv.cuh).
+fn widths(kv: KvType, spec: &CacheSpec) -> Vec<usize> {
+    let elements = spec.kv_heads * spec.head_dim;
+    match kv {
+        KvType::Q8_0 => vec![elements, elements, elements / 16, elements / 16],
+        _ => vec![elements * 2; 2],
+    }
+}
+
+/// Bytes of a position in a cache.
+fn width(kv: KvType, spec: &CacheSpec) -> usize {
+    widths(kv, spec).iter().sum()
+}
 
 /// What kernels of this type of keys and values are called, behind their names.
 pub(crate) fn suffix(kv: KvType) -> &'static str {
@@ -25,6 +42,7 @@ pub(crate) struct Sequence {
 
 /// All sequences, and the table of their addresses that kernels read.
 pub(crate) struct Kv {
+    lane: Lane,
     kv: KvType,
     specs: Vec<CacheSpec>,
     room: usize,
@@ -36,11 +54,16 @@ pub(crate) struct Kv {
 
 impl Kv {
     /// Without a card it only tells where things would stand.
-    pub fn new(gpu: Option<&Gpu>, specs: &[CacheSpec], kv: KvType, room: usize) -> Result<Self, DeviceError> {
+    pub fn new(
+        gpu: Option<&Gpu>,
+        specs: &[CacheSpec],
+        (lane, kv): (Lane, KvType),
+        room: usize,
+    ) -> Result<Self, DeviceError> {
         let bytes = specs.len() * MOST_PLANES * SLOTS * 8;
         let table = gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(bytes))?;
         let free = (0..SLOTS).rev().collect();
-        Ok(Kv { kv, specs: specs.to_vec(), room, table, sequences: HashMap::new(), free, next: 0 })
+        Ok(Kv { lane, kv, specs: specs.to_vec(), room, table, sequences: HashMap::new(), free, next: 0 })
     }
 
     /// The name of a kernel that reads or writes caches, for their type.
@@ -58,46 +81,43 @@ impl Kv {
         if self.kv == KvType::Q8_0 { 512 } else { 0 }
     }
 
-    /// Bytes of a row of each plane of a cache: keys, values; of q8_0 also their factors (kernels/kv.cuh).
-    fn widths(&self, spec: &CacheSpec) -> Vec<usize> {
-        let elements = spec.kv_heads * spec.head_dim;
-        match self.kv {
-            KvType::Q8_0 => vec![elements, elements, elements / 16, elements / 16],
-            _ => vec![elements * 2; 2],
-        }
-    }
-
-    /// Bytes of a position in a cache.
-    fn width(&self, spec: &CacheSpec) -> usize {
-        self.widths(spec).iter().sum()
-    }
-
     fn capacity(&self, spec: &CacheSpec, context: usize) -> usize {
         spec.window.map_or(context, |w| (w + self.room).min(context))
     }
 
     /// Bytes of a sequence of `context` positions.
-    pub fn bytes(&self, context: usize) -> u64 {
-        let each = |s: &CacheSpec| (self.capacity(s, context) * self.width(s)) as u64;
+    fn bytes(&self, kv: KvType, context: usize) -> u64 {
+        let each = |s: &CacheSpec| (self.capacity(s, context) * width(kv, s)) as u64;
         self.specs.iter().map(each).sum()
     }
 
-    pub fn open(&mut self, gpu: &Gpu, context: usize) -> Result<SeqId, DeviceError> {
-        let need = self.bytes(context);
-        let (have, _) = gpu.memory()?;
-        if need > have {
-            // Rings do not grow; what is left decides how long the planes can be.
-            let fixed = self.bytes(0);
-            let each = self.bytes(1 << 20).saturating_sub(fixed) >> 20;
-            let fits = have.saturating_sub(fixed) / each.max(1);
-            return Err(DeviceError::Memory {
-                what: format!("a context of {context} tokens"),
-                need,
-                have,
-                mend: format!("about {fits} tokens fit: give a smaller --context or close other sequences"),
-            });
+    /// Refuses a context that needs more than the `have` bytes that are free.
+    fn check(&self, context: usize, have: u64) -> Result<(), DeviceError> {
+        let need = self.bytes(self.kv, context);
+        if need <= have {
+            return Ok(());
         }
-        let slot = self.free.pop().ok_or_else(|| DeviceError::Memory {
+        let mut mend = format!("{} tokens fit", self.fits(self.kv, have));
+        if self.lane == Lane::Serving && self.kv == KvType::F16 {
+            mend += &format!(", {} with --kv q8_0", self.fits(KvType::Q8_0, have));
+        }
+        mend += ": give a smaller --context or close other sequences";
+        Err(DeviceError::Memory { what: format!("a context of {context} tokens"), need, have, mend })
+    }
+
+    /// The longest context that `have` bytes hold.
+    fn fits(&self, kv: KvType, have: u64) -> usize {
+        let (mut fits, mut beyond) = (0, 1 << 32);
+        while beyond - fits > 1 {
+            let middle = fits + (beyond - fits) / 2;
+            if self.bytes(kv, middle) <= have { fits = middle } else { beyond = middle }
+        }
+        fits
+    }
+
+    pub fn open(&mut self, gpu: &Gpu, context: usize) -> Result<SeqId, DeviceError> {
+        self.check(context, gpu.memory()?.0.saturating_sub(SPARED))?;
+        let slot = *self.free.last().ok_or_else(|| DeviceError::Memory {
             what: "another sequence".into(),
             need: SLOTS as u64 + 1,
             have: SLOTS as u64,
@@ -106,7 +126,7 @@ impl Kv {
         let mut planes = vec![];
         for (i, spec) in self.specs.clone().iter().enumerate() {
             let capacity = self.capacity(spec, context);
-            let widths = self.widths(spec);
+            let widths = widths(self.kv, spec);
             let of_cache =
                 widths.iter().map(|width| gpu.alloc(capacity * width)).collect::<Result<Vec<_>, _>>()?;
             for (which, memory) in of_cache.iter().enumerate() {
@@ -116,6 +136,7 @@ impl Kv {
             planes.push(of_cache);
         }
         gpu.synchronize()?;
+        self.free.pop();
         let id = SeqId(self.next);
         self.next += 1;
         self.sequences.insert(id, Sequence { slot, context, planes });
@@ -165,7 +186,7 @@ impl Kv {
         let sequence = self.sequences.get(&seq).ok_or(DeviceError::NoSequence(seq.0))?;
         let mut out = vec![];
         for (spec, planes) in self.specs.iter().zip(&sequence.planes) {
-            for (memory, row) in planes.iter().zip(self.widths(spec)) {
+            for (memory, row) in planes.iter().zip(widths(self.kv, spec)) {
                 for (_, first, n) in self.runs(spec, len.min(sequence.context)) {
                     let at = out.len();
                     out.resize(at + n * row, 0);
@@ -182,12 +203,12 @@ impl Kv {
         if len > sequence.context {
             return Err(bad(format!("{len} positions do not fit a context of {}", sequence.context)));
         }
-        let held = |s: &CacheSpec| s.window.map_or(len, |w| w.min(len)) * self.width(s);
+        let held = |s: &CacheSpec| s.window.map_or(len, |w| w.min(len)) * width(self.kv, s);
         let want: usize = self.specs.iter().map(held).sum();
         if state.len() != want {
             return Err(bad(format!("{} bytes where {want} belong", state.len())));
         }
-        let caches: Vec<_> = self.specs.iter().map(|s| (self.widths(s), self.runs(s, len))).collect();
+        let caches: Vec<_> = self.specs.iter().map(|s| (widths(self.kv, s), self.runs(s, len))).collect();
         let sequence = self.sequences.get_mut(&seq).ok_or(DeviceError::NoSequence(seq.0))?;
         let mut at = 0;
         for (planes, (widths, runs)) in sequence.planes.iter_mut().zip(caches) {
@@ -220,12 +241,43 @@ impl Kv {
             return Err(DeviceError::BadState(format!("{len} positions do not fit the other sequence")));
         }
         for ((spec, a), b) in self.specs.iter().zip(&source.planes).zip(&mut target.planes) {
-            for ((a, b), row) in a.iter().zip(b).zip(self.widths(spec)) {
+            for ((a, b), row) in a.iter().zip(b).zip(widths(self.kv, spec)) {
                 for (_, first, n) in self.runs(spec, len) {
                     gpu.copy(a, first * row, b, first * row, n * row)?;
                 }
             }
         }
         gpu.synchronize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muser_core::cost::cache_bytes;
+    use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b};
+    use muser_core::{Model, Net};
+
+    /// The release on a card with 4 GB left.
+    #[test]
+    fn what_fits_is_told() {
+        let geometry = muse_glimmer_30b(52);
+        let weights = Synthetic::shapes(Net::Target, geometry.clone(), 0, QuantMix::Q4KM);
+        let model = Model::new(geometry, Box::new(weights), None).unwrap();
+        let kv = |lane, kv| Kv::new(None, &model.plans.caches, (lane, kv), 512).unwrap();
+        let have = 4_000_000_000;
+        let mut fits = vec![];
+        for of in [KvType::F16, KvType::Q8_0] {
+            let n = kv(Lane::Serving, of).fits(of, have);
+            assert!(cache_bytes(&model, of, n, 512) <= have && cache_bytes(&model, of, n + 1, 512) > have);
+            assert!(kv(Lane::Serving, of).check(n, have).is_ok());
+            fits.push(n.to_string());
+        }
+        let refusal = |lane, of| kv(lane, of).check(1_000_000, have).unwrap_err().to_string();
+        let told = refusal(Lane::Serving, KvType::F16);
+        assert!(told.contains(&format!("{} tokens fit, {} with --kv q8_0", fits[0], fits[1])), "{told}");
+        assert!(told.contains(&cache_bytes(&model, KvType::F16, 1_000_000, 512).to_string()), "{told}");
+        assert!(refusal(Lane::Serving, KvType::Q8_0).contains(&format!("{} tokens fit:", fits[1])));
+        assert!(!refusal(Lane::Strict, KvType::F16).contains("q8_0"));
     }
 }

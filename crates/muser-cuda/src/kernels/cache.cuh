@@ -1,7 +1,7 @@
 // What kernels of attention in both lanes share: caches, and what a row sees of them.
-// Layout: K and V of a cache are token-major rows of f16; position p stands in row p % capacity.
+// Layout: K and V of a cache are token-major rows of f16 (in kv.cuh also of bytes); position p stands in row p % capacity.
 struct Cache {
-    u64 k, v;   // per slot: tables of base addresses, u16*
+    u64 k, v;   // per slot: tables of base addresses
     u32 capacity, window, kv_heads, width;   // window 0: none
 };
 #define HD 128
