@@ -56,6 +56,8 @@ pub struct DeviceInfo {
     pub lane: Lane,
     /// Rows that one pass takes at most; also the room of a ring beyond its window.
     pub max_rows: usize,
+    /// Rows that a decode step takes at most: fewer where a row's bits must not, but in larger passes would, depend on the rows beside it.
+    pub step_rows: usize,
     /// Bytes held for weights.
     pub weight_bytes: u64,
 }

@@ -219,6 +219,7 @@ impl Device for Reference {
             name: "f32 reference".into(),
             lane: Lane::Strict,
             max_rows: self.max_rows,
+            step_rows: self.max_rows,
             weight_bytes: self.model.weight_bytes(),
         }
     }

@@ -206,6 +206,7 @@ impl Device for CpuDevice {
             name: format!("{}, {}, {} threads", crate::isa::features().model, self.isa, self.pool.threads()),
             lane: self.lane,
             max_rows: self.max_rows,
+            step_rows: self.max_rows,
             weight_bytes: packed as u64,
         }
     }

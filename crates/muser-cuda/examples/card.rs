@@ -1,7 +1,8 @@
 //! Checks and measures the CUDA device on the card of this machine; run from the repository's root.
 //!
 //! `card check [tokens [chunks]]` compares it with the f32 reference on the fixtures, `card strict [prompt [chunks]]` the strict lane's
-//! bits, `card state` what becomes of saved sequences; `card speed [quant [layers [strict]]]` measures the release's geometry on random weights, `card prefill [quant [layers [rows]]]`
+//! bits, `card even [quants]` those of batch-invariant rows, `card state` what becomes of saved sequences;
+//! `card speed [quant [layers [strict|even]]]` measures the release's geometry on random weights, `card prefill [quant [layers [rows]]]`
 //! only its passes of many rows. `q8_0` anywhere behind that keeps keys and values so. A comparison that fails ends with status 1.
 #![allow(clippy::unwrap_used)]
 
@@ -38,20 +39,26 @@ fn main() {
             args.get(3).map_or(52, |n| n.parse().unwrap()),
             if args.get(4).is_some_and(|a| a == "strict") { Lane::Strict } else { Lane::Serving },
             kv,
+            args.get(4).is_some_and(|a| a == "even"),
         ),
+        Some("even") => {
+            let types: Vec<&str> = args.iter().skip(2).map(String::as_str).collect();
+            let usual = ["q8_0", "q4_k_m", "q6_k", "iq4_xs", "nvfp4", "q5_k"];
+            even(if types.is_empty() { &usual } else { &types }, kv);
+        }
         Some("prefill") => {
             let layers = args.get(3).map_or(52, |n| n.parse().unwrap());
             let rows: Vec<usize> = args.iter().skip(4).map(|n| n.parse().unwrap()).collect();
             let rows = if rows.is_empty() { PREFILL.to_vec() } else { rows };
             let (model, mut device) =
-                load(args.get(2).map_or("q4_k_m", String::as_str), layers, Lane::Serving, kv);
+                load(args.get(2).map_or("q4_k_m", String::as_str), layers, Lane::Serving, kv, false);
             let seq = device.open(131_072).unwrap();
             prefill(&mut device, seq, &rows);
             kernels(&model, &mut device, seq, &rows);
         }
         _ => eprintln!(
-            "card check [tokens [chunks]] | card state | card strict [prompt [chunks]] | card speed [quant [layers [strict]]] | \
-             card prefill [quant [layers [rows]]] | and q8_0"
+            "card check [tokens [chunks]] | card state | card strict [prompt [chunks]] | card even [quants] | \
+             card speed [quant [layers [strict|even]]] | card prefill [quant [layers [rows]]] | and q8_0"
         ),
     }
 }
@@ -244,6 +251,53 @@ fn streams(kv: KvType) -> bool {
     compare("two sequences", &both[0], &both[1], model.geometry().vocab, most_kl(kv)[0] / 25.0)
 }
 
+/// Bits of a sequence's logits alone, in passes of more of its own rows, and beside others that are deeper or shallower: equal where rows
+/// are batch-invariant, and elsewhere not.
+fn even(types: &[&str], kv: KvType) {
+    let g = Geometry { heads: 32, ..tiny_geometry() };
+    let mut wrong = 0;
+    for name in types {
+        let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name(name).unwrap(), 3);
+        let model = Arc::new(Model::new(g.clone(), Box::new(weights), None).unwrap());
+        let tokens: Vec<u32> = (0..320).map(|i| (i * 37 + i * i * 11) % 760).collect();
+        for batch_invariant in [true, false] {
+            let options = CudaOptions { max_rows: 64, kv, batch_invariant, ..CudaOptions::default() };
+            let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
+            // Keys in two chunks and soon in three; the others' in three and in one.
+            let depths: Vec<usize> = [252, 300].into_iter().chain(0..14).collect();
+            let seqs: Vec<SeqId> = depths.iter().map(|_| cuda.open(400).unwrap()).collect();
+            for (seq, depth) in seqs.iter().zip(&depths) {
+                for (i, part) in tokens[..*depth].chunks(32).enumerate() {
+                    run(&mut cuda, Pass::Target, &rows(*seq, i * 32, part, false));
+                }
+            }
+            // Logits of six tokens, `own` a pass, beside these others.
+            let mut bits = |own: usize, others: Range<usize>| {
+                let mut bits = vec![];
+                for (step, part) in tokens[252..258].chunks(own).enumerate() {
+                    let mut batch = rows(seqs[0], 252 + step * own, part, true);
+                    for other in others.clone() {
+                        batch.extend(rows(seqs[other], depths[other] + step, &[5], true));
+                    }
+                    let out = run(&mut cuda, Pass::Target, &batch);
+                    bits.extend(out[..own * g.vocab].iter().map(|x| x.to_bits()));
+                }
+                bits
+            };
+            let alone = bits(1, 0..0);
+            let ways = [(1, 1..2), (1, 2..5), (1, 1..16), (3, 0..0), (6, 0..0), (2, 1..4)];
+            let equal = ways.iter().filter(|(own, others)| bits(*own, others.clone()) == alone).count();
+            let option = if batch_invariant { "with" } else { "without" };
+            println!(
+                "{name}, {option} the option: {equal} of {} batches have the bits of one row alone",
+                ways.len()
+            );
+            wrong += usize::from(batch_invariant != (equal == ways.len()));
+        }
+    }
+    std::process::exit(i32::from(wrong > 0));
+}
+
 /// Receipts of the card's strict lane and of the reference for the fixtures' prompts, and a drafter's block.
 fn strict(only: Option<&str>, chunks: &[usize]) {
     let text = std::fs::read_to_string("tests/fixtures/goldens/prompts.json").unwrap();
@@ -372,7 +426,13 @@ impl Observer for Times {
 }
 
 /// The release's geometry with random weights, on the card; says how long that took.
-fn load(quant: &str, layers: usize, lane: Lane, kv: KvType) -> (Arc<Model>, CudaDevice) {
+fn load(
+    quant: &str,
+    layers: usize,
+    lane: Lane,
+    kv: KvType,
+    batch_invariant: bool,
+) -> (Arc<Model>, CudaDevice) {
     let mix = QuantMix::from_name(quant).unwrap();
     let g = muse_glimmer_30b(layers);
     let (dg, spec) = muse_glimmer_30b_drafter(layers);
@@ -383,7 +443,7 @@ fn load(quant: &str, layers: usize, lane: Lane, kv: KvType) -> (Arc<Model>, Cuda
     let bytes = model.weight_bytes() as f64;
     println!("random weights: {:.1} s, {:.2} GB", start.elapsed().as_secs_f64(), bytes / 1e9);
     let max_rows = if lane == Lane::Strict { 64 } else { 2048 };
-    let options = CudaOptions { max_rows, lane, kv, ..CudaOptions::default() };
+    let options = CudaOptions { max_rows, lane, kv, batch_invariant, ..CudaOptions::default() };
     let mut loaded = None;
     for what in ["loaded", "loaded again, kernels cached,"] {
         drop(loaded.take());
@@ -463,33 +523,47 @@ fn table(device: &mut CudaDevice, model: &Model, batch: &[Row]) {
     }
 }
 
-fn speed(quant: &str, layers: usize, lane: Lane, kv: KvType) {
-    let (model, mut device) = load(quant, layers, lane, kv);
+/// Decode steps of one row at growing depth and of more rows.
+fn passes(device: &mut CudaDevice) {
     let seq = device.open(131_072).unwrap();
-    let mut time = |name: &str, batch: &[Row], pass, repeats| time(&mut device, name, batch, pass, repeats);
+    for depth in [0u32, 8192, 32_768, 131_000] {
+        let batch = [Row::new(seq, depth, 17).with_logits()];
+        time(device, &format!("decode at depth {depth}"), &batch, Pass::Target, 60);
+    }
+    for n in [2usize, 4, 5, 8, 16] {
+        let batch = rows(seq, 100, &vec![33; n], true);
+        time(device, &format!("{n} rows"), &batch, Pass::Target, 20);
+    }
+    device.close(seq);
+}
+
+fn speed(quant: &str, layers: usize, lane: Lane, kv: KvType, even: bool) {
+    let (model, mut device) = load(quant, layers, lane, kv, even);
+    let seq = device.open(131_072).unwrap();
     let one = |pos: u32| vec![Row::new(seq, pos, 17).with_logits()];
     if lane == Lane::Strict {
-        time("decode at depth 0", &one(0), Pass::Target, 10);
-        time("decode at depth 8192", &one(8192), Pass::Target, 10);
+        time(&mut device, "decode at depth 0", &one(0), Pass::Target, 10);
+        time(&mut device, "decode at depth 8192", &one(8192), Pass::Target, 10);
         for n in [8, 64] {
-            time(&format!("{n} rows"), &rows(seq, 100, &vec![33; n], true), Pass::Target, 3);
+            time(&mut device, &format!("{n} rows"), &rows(seq, 100, &vec![33; n], true), Pass::Target, 3);
         }
         table(&mut device, &model, &one(0));
         table(&mut device, &model, &one(8192));
         return;
     }
-    for depth in [0u32, 8192, 32_768, 131_000] {
-        time(&format!("decode at depth {depth}"), &one(depth), Pass::Target, 60);
-    }
-    for n in [2usize, 4, 5, 8, 16] {
-        let batch = rows(seq, 100, &vec![33; n], true);
-        time(&format!("{n} rows"), &batch, Pass::Target, 20);
+    passes(&mut device);
+    if even {
+        // What the option costs: the same passes without it.
+        drop(device);
+        println!("without the option:");
+        let options = CudaOptions { kv, ..CudaOptions::default() };
+        return passes(&mut CudaDevice::load(model, &options, &mut |_, _| {}).unwrap());
     }
     let mut batch = rows(seq, 2000, &[33; 16], true);
     batch[0].logits = false;
-    time("draft block of 16", &batch, Pass::Draft, 20);
+    time(&mut device, "draft block of 16", &batch, Pass::Draft, 20);
     let batch = rows(seq, 2000, &[33; 4], false);
-    time("inject 4 and one plain step without logits", &batch, Pass::Inject, 20);
+    time(&mut device, "inject 4 and one plain step without logits", &batch, Pass::Inject, 20);
     prefill(&mut device, seq, &PREFILL);
     kernels(&model, &mut device, seq, &[1, 16, 64, 2048]);
 }

@@ -4,7 +4,7 @@ use crate::gpu::{Gpu, Memory};
 use crate::launch::Activation;
 use crate::many::SLOTS;
 use crate::product::{HEAD_PLANES, MOST_PLANES};
-use crate::program::{BLOCKS, PART_BYTES, SMALL};
+use crate::program::{PART_BYTES, SMALL};
 use muser_core::{Buf, DeviceError, Lane, Model, Pass, strict};
 
 /// Bytes of a row's description on the card (struct Row of kernels/common.cuh).
@@ -128,8 +128,14 @@ fn scratch_bytes(model: &Model, lane: Lane) -> usize {
 }
 
 impl Buffers {
-    /// Without a card it only tells where things would stand.
-    pub fn new(gpu: Option<&Gpu>, model: &Model, lane: Lane, rows: usize) -> Result<Self, DeviceError> {
+    /// Without a card it only tells where things would stand. `parts` is how many rows with split keys leave.
+    pub fn new(
+        gpu: Option<&Gpu>,
+        model: &Model,
+        lane: Lane,
+        rows: usize,
+        parts: usize,
+    ) -> Result<Self, DeviceError> {
         let alloc = |bytes| alloc(gpu, bytes);
         let plans = &model.plans;
         let width = |buf| widest(model, buf);
@@ -175,7 +181,7 @@ impl Buffers {
             logits: alloc(SMALL * width(Buf::Logits) * 4)?,
             logit_rows: SMALL,
             best: alloc(rows * 4)?,
-            partial: alloc(BLOCKS * PART_BYTES)?,
+            partial: alloc(parts * PART_BYTES)?,
             head: alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
             planes: alloc(if lane == Lane::Serving { PLANES_BYTES } else { 0 })?,
             scratch: alloc(scratch_bytes)?,

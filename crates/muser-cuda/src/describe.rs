@@ -5,7 +5,7 @@ use crate::device::{check_kv, compile, key};
 use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::product::GROUP;
-use crate::program::{Node, SMALL};
+use crate::program::{Node, SMALL, parts};
 use crate::stream::{MOST_ROWS, STREAM_ROOM};
 use crate::weights::Weights;
 use muser_core::{DeviceError, KvType, Lane, Model, Pass, Route};
@@ -14,6 +14,7 @@ use muser_core::{DeviceError, KvType, Lane, Model, Pass, Route};
 pub struct Describer<'a> {
     model: &'a Model,
     lane: Lane,
+    even: bool,
     card: Card,
     weights: Weights,
     kv: Kv,
@@ -21,10 +22,12 @@ pub struct Describer<'a> {
 }
 
 impl<'a> Describer<'a> {
-    /// For card `index` of this machine; where it has none or none is named, for an H200.
+    /// For card `index` of this machine; where it has none or none is named, for an H200. `batch_invariant` as in
+    /// [`crate::CudaOptions`].
     pub fn new(
         model: &'a Model,
         lane: Lane,
+        batch_invariant: bool,
         index: Option<usize>,
         max_rows: usize,
         kv: KvType,
@@ -33,10 +36,11 @@ impl<'a> Describer<'a> {
         Ok(Describer {
             model,
             lane,
+            even: batch_invariant,
             card: index.and_then(Card::find).unwrap_or_else(Card::h200),
             weights: Weights::described(model, lane),
             kv: Kv::new(None, &model.plans.caches, (lane, kv), max_rows)?,
-            buffers: Buffers::new(None, model, lane, max_rows)?,
+            buffers: Buffers::new(None, model, lane, max_rows, parts(model, batch_invariant))?,
         })
     }
 
@@ -47,7 +51,7 @@ impl<'a> Describer<'a> {
 
     /// The kernels that a pass over `rows` rows at depth `depth` launches, in order.
     pub fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Result<Vec<Route>, DeviceError> {
-        let key = key(self.lane, pass, rows, asked(pass, rows), depth);
+        let key = key(self.lane, self.even, pass, rows, asked(pass, rows), depth);
         let nodes = compile(&self.card, self.model, &self.weights, &self.kv, &self.buffers, self.lane, key)?;
         Ok(routes(&nodes, self.lane))
     }
@@ -112,5 +116,48 @@ fn route(group: &[Node], lane: Lane) -> Route {
         library: if lane == Lane::Serving { "muser-cuda S" } else { "muser-cuda X" },
         file: product.unwrap_or(&group[0]).file,
         ladder,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::Work;
+    use muser_core::Net;
+    use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b};
+
+    /// Kernels of a decode step with their blocks across columns and slices, or parts of keys.
+    fn launches(passes: &Describer<'_>, rows: usize, depth: usize) -> Vec<(String, u32, u32)> {
+        let key = key(Lane::Serving, passes.even, Pass::Target, rows, rows, depth);
+        let (card, lane) = (&passes.card, Lane::Serving);
+        let nodes =
+            compile(card, passes.model, &passes.weights, &passes.kv, &passes.buffers, lane, key).unwrap();
+        let of_rows = |node: &&Node| node.name.starts_with("project") || node.name.starts_with("attend");
+        let shape = |node: &Node| match &node.work {
+            Work::Kernel { grid, .. } if node.name == "attend_join" => (node.name.clone(), 0, grid.0),
+            Work::Kernel { grid, .. } => (node.name.clone(), grid.0, grid.1),
+            _ => panic!("{} takes many rows", node.name),
+        };
+        let mut all: Vec<_> = nodes.iter().filter(of_rows).map(shape).collect();
+        // Rows beyond a product's columns are multiplied by the same launch once more.
+        all.dedup();
+        all
+    }
+
+    #[test]
+    fn batch_invariant_rows_take_the_same_kernels_alone_and_in_groups() {
+        let geometry = muse_glimmer_30b(4);
+        let weights = Synthetic::shapes(Net::Target, geometry.clone(), 0, QuantMix::Q4KM);
+        let model = Model::new(geometry, Box::new(weights), None).unwrap();
+        let even = Describer::new(&model, Lane::Serving, true, None, 512, KvType::F16).unwrap();
+        for depth in [1, 200, 3000, 131_072] {
+            let alone = launches(&even, 1, depth);
+            assert!(alone.iter().any(|(name, ..)| name.ends_with("_16")), "{alone:?}");
+            for rows in 2..=SMALL {
+                assert_eq!(launches(&even, rows, depth), alone, "{rows} rows at depth {depth}");
+            }
+        }
+        let usual = Describer::new(&model, Lane::Serving, false, None, 512, KvType::F16).unwrap();
+        assert_ne!(launches(&usual, 1, 3000), launches(&usual, 16, 3000));
     }
 }

@@ -5,7 +5,7 @@ use crate::describe;
 use crate::gpu::{Card, Gpu, failed};
 use crate::kv::Kv;
 use crate::launch::{Args, Halves, Left, Planes};
-use crate::program::{Compiler, Key, Node, SMALL, Work};
+use crate::program::{Compiler, Key, Node, SMALL, Work, parts};
 use crate::strict;
 use crate::weights::{self, Weights};
 use cudarc::driver::{CudaGraph, sys};
@@ -28,13 +28,22 @@ pub struct CudaOptions {
     pub max_rows: usize,
     /// Storage of keys and values; the serving lane has f16 and q8_0, the strict lane f16.
     pub kv: KvType,
+    /// Serving lane: a row's bits do not depend on the other rows of its pass, up to 32; a pass of few rows takes longer.
+    pub batch_invariant: bool,
     /// Folder that keeps compiled kernels; none compiles them at every start.
     pub cache: Option<PathBuf>,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        CudaOptions { lane: Lane::Serving, index: 0, max_rows: 512, kv: KvType::F16, cache: default_cache() }
+        CudaOptions {
+            lane: Lane::Serving,
+            index: 0,
+            max_rows: 512,
+            kv: KvType::F16,
+            batch_invariant: false,
+            cache: default_cache(),
+        }
     }
 }
 
@@ -64,6 +73,7 @@ pub struct CudaDevice {
     gpu: Gpu,
     lane: Lane,
     max_rows: usize,
+    even: bool,
     asked: usize,
     host: Vec<f32>,
 }
@@ -103,7 +113,8 @@ impl CudaDevice {
             });
         }
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
-        let buffers = Buffers::new(Some(&gpu), &model, options.lane, options.max_rows)?;
+        let even = options.batch_invariant;
+        let buffers = Buffers::new(Some(&gpu), &model, options.lane, options.max_rows, parts(&model, even))?;
         let types = (options.lane, options.kv);
         let kv = Kv::new(Some(&gpu), &model.plans.caches, types, options.max_rows)?;
         // What the main stream cleared, the side stream may write next.
@@ -117,6 +128,7 @@ impl CudaDevice {
             gpu,
             lane: options.lane,
             max_rows: options.max_rows,
+            even,
             asked: 0,
             host: vec![],
         })
@@ -261,10 +273,10 @@ impl CudaDevice {
 }
 
 /// What decides the program of a pass.
-pub(crate) fn key(lane: Lane, pass: Pass, rows: usize, logits: usize, depth: usize) -> Key {
+pub(crate) fn key(lane: Lane, even: bool, pass: Pass, rows: usize, logits: usize, depth: usize) -> Key {
     match lane {
-        Lane::Serving => Key::new(pass, rows, logits, depth),
-        Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth) },
+        Lane::Serving => Key::new(pass, rows, logits, depth, even),
+        Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth), even: true },
     }
 }
 
@@ -293,6 +305,7 @@ impl Device for CudaDevice {
             name: format!("{}, {} multiprocessors", self.gpu.card.name, self.gpu.card.room.processors),
             lane: self.lane,
             max_rows: self.max_rows,
+            step_rows: if self.even && self.lane == Lane::Serving { SMALL } else { self.max_rows },
             weight_bytes: self.weights.bytes,
         }
     }
@@ -329,7 +342,7 @@ impl Device for CudaDevice {
             self.programs.clear();
         }
         let depth = rows.iter().map(|r| r.pos as usize + 1).max().unwrap_or(1);
-        let key = key(self.lane, pass, rows.len(), asked, depth);
+        let key = key(self.lane, self.even, pass, rows.len(), asked, depth);
         self.upload_rows(rows)?;
         self.prepare(key)?;
         if pass != Pass::Inject {
@@ -379,7 +392,7 @@ impl Device for CudaDevice {
     }
 
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route> {
-        let key = key(self.lane, pass, rows, describe::asked(pass, rows), depth);
+        let key = key(self.lane, self.even, pass, rows, describe::asked(pass, rows), depth);
         self.compile(key).map(|nodes| describe::routes(&nodes, self.lane)).unwrap_or_default()
     }
 }

@@ -7,7 +7,7 @@ use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
 use crate::product::{GROUP, HEAD_PLANES, MOST_PLANES, Product, Segment, Shape};
 use crate::weights::{Layout, Matrix, TILE_ROWS, Weights};
-use muser_core::{Buf, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
+use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -71,12 +71,14 @@ pub(crate) struct Key {
     pub logits: usize,
     /// Blocks among which the keys of a row are split in a full layer.
     pub splits: usize,
+    /// A row's bits do not depend on the rows beside it: products as for [`GROUP`] rows, keys split by the row's own depth.
+    pub even: bool,
 }
 
 impl Key {
-    pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize) -> Self {
-        let splits = if rows > SMALL { 0 } else { splits(depth) };
-        Key { pass, rows, logits, splits }
+    pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize, even: bool) -> Self {
+        let splits = if rows > SMALL { 0 } else { splits(depth, even) };
+        Key { pass, rows, logits, splits, even }
     }
 }
 
@@ -85,10 +87,17 @@ const ATTEND_ROWS: usize = 16;
 const ATTEND_SHARED: usize = (ATTEND_ROWS * 16 + 2 * 2 * 32) * 256;
 
 /// Blocks among which a row's keys are split: one for each chunk, but two chunks are done as soon in one block as they are joined.
-/// A power of two, so that few programs are compiled; attend_join takes 128.
-fn splits(depth: usize) -> usize {
+/// A power of two, so that few programs are compiled; attend_join takes 128. A row with fewer chunks leaves blocks idle: where its parts
+/// must not depend on others, each chunk up to 128 has its block.
+fn splits(depth: usize, even: bool) -> usize {
     let chunks = depth.div_ceil(128);
-    if chunks <= 2 { 1 } else { chunks.next_power_of_two().min(128) }
+    if chunks <= 2 && !even { 1 } else { chunks.next_power_of_two().min(128) }
+}
+
+/// Parts that rows whose keys are split leave at most.
+pub(crate) fn parts(model: &Model, even: bool) -> usize {
+    let of = |c: &CacheSpec| c.kv_heads * splits(c.window.unwrap_or(model.geometry().context), even);
+    if even { SMALL * model.plans.caches.iter().map(of).max().unwrap_or(1) } else { BLOCKS }
 }
 
 pub(crate) struct Compiler<'a> {
@@ -390,7 +399,8 @@ impl<'a> Compiler<'a> {
             let groups: Vec<Vec<usize>> = together.iter().map(of).collect();
             let cols = parts[groups[0][0]].0.cols;
             let tiles = groups.iter().flatten().map(|i| parts[*i].0.tiles()).sum();
-            let shape = Shape::of(self.card.room, &together, n, cols, tiles, most);
+            let columns = if self.key.even { GROUP } else { n };
+            let shape = Shape::of(self.card.room, &together, columns, cols, tiles, most);
             let shape = shape.ok_or_else(|| {
                 DeviceError::Backend(format!(
                     "a product of {cols} columns does not fit the shared memory of {}; use --device cpu",
@@ -510,8 +520,9 @@ impl<'a> Compiler<'a> {
         let (n, cache, out) = (self.key.rows, self.kv.cache(index), b.a.addresses());
         let block = usize::from(mask == Mask::Block);
         let gate = if gated { self.left(Buf::G) } else { Planes::default() };
-        let most = if cache.window > 0 { splits(cache.window) } else { self.key.splits };
-        let splits = self.key.splits.min(most).min(BLOCKS / (n * g.kv_heads)).max(1);
+        let most = if cache.window > 0 { splits(cache.window, self.key.even) } else { self.key.splits };
+        let room = parts(self.model, self.key.even) / (n * g.kv_heads);
+        let splits = self.key.splits.min(most).min(room).max(1);
         let args = args.int(block).float(g.score_scale()).planes(&gate).ptr(b.partial.ptr).activation(&out);
         let grid = (splits, g.kv_heads, n);
         let name = self.kv.kernel("attend_few");

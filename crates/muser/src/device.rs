@@ -140,6 +140,9 @@ pub struct DeviceArgs {
     /// Type of cached keys and values
     #[arg(long, value_enum, default_value = "f16")]
     pub kv: KvName,
+    /// CUDA: a row's bits do not depend on the rows beside it; few rows a pass take longer. The CPU is always so
+    #[arg(long)]
+    pub batch_invariant: bool,
 }
 
 fn parse_isa(name: &str) -> Result<Isa, String> {
@@ -202,6 +205,7 @@ impl DeviceArgs {
             index,
             max_rows: usize::from(self.chunk),
             kv: self.kv.into(),
+            batch_invariant: self.batch_invariant,
             ..CudaOptions::default()
         };
         let mut bar = Progress::new("loading", true);
@@ -220,8 +224,8 @@ impl DeviceArgs {
         match self.device {
             DeviceName::Cuda(index) => {
                 let most = usize::from(self.chunk).max(rows);
-                let passes =
-                    Describer::new(&opened.model, self.lane().into(), Some(index), most, self.kv.into())?;
+                let (lane, even) = (self.lane().into(), self.batch_invariant);
+                let passes = Describer::new(&opened.model, lane, even, Some(index), most, self.kv.into())?;
                 Ok((passes.card().to_string(), passes.routes(pass, rows, depth)?))
             }
             DeviceName::Reference => {

@@ -154,7 +154,7 @@ impl Engine {
 
     /// How many rows each session drafts, at most `most`.
     fn block_lengths(&self, group: &mut [Active<'_>], most: usize) -> Vec<usize> {
-        let share = (self.info.max_rows / group.len().max(1)).saturating_sub(1);
+        let share = (self.info.step_rows / group.len().max(1)).saturating_sub(1);
         let mut counts = vec![0; group.len()];
         let mut seats = vec![];
         let mut which = vec![];

@@ -144,6 +144,7 @@ impl Device for ScriptDevice {
             name: "script".into(),
             lane: Lane::Strict,
             max_rows: self.max_rows,
+            step_rows: self.max_rows,
             weight_bytes: 0,
         }
     }

@@ -80,9 +80,8 @@ fn kernel_table() -> Result<String> {
             let batch = Batch { rows, sequences, depth: DEPTH, logits, kv: KvType::F16 };
             let routes = match device {
                 "CPU" => muser_cpu::routes(&opened.model, pass, rows, lane, Isa::Avx512),
-                _ => {
-                    Describer::new(&opened.model, lane, None, 512, KvType::F16)?.routes(pass, rows, DEPTH)?
-                }
+                _ => Describer::new(&opened.model, lane, false, None, 512, KvType::F16)?
+                    .routes(pass, rows, DEPTH)?,
             };
             let listed = entries(&opened.model, plan, &routes, batch);
             let table = kernels::table(&listed, &routes).markdown();
@@ -120,6 +119,11 @@ const EFFECTS: &[Effect] = &[
         arithmetic: "keys and values are rounded to this type; strict: f16 only",
         routes: "the attention kernel",
     },
+    Effect {
+        flag: "batch_invariant",
+        arithmetic: "CUDA's serving lane: passes of up to 32 rows compute each row as if 16 were beside it; else none",
+        routes: "kernels for 16 rows, whatever a pass has; keys split by a row's own depth",
+    },
     Effect { flag: "isa", arithmetic: "none", routes: "the same kernels, compiled for these instructions" },
     Effect { flag: "threads", arithmetic: "none", routes: "none" },
     Effect {
@@ -130,13 +134,13 @@ const EFFECTS: &[Effect] = &[
     Effect { flag: "mapped", arithmetic: "none", routes: "weights are unpacked at every use" },
     Effect {
         flag: "draft",
-        arithmetic: "CPU and strict: none; else what a verified row has from the kernels of a larger batch",
+        arithmetic: "CPU, strict and --batch-invariant: none; else what a verified row has from the kernels of a larger batch",
         routes: "verification takes kernels for several rows; the drafter's passes",
     },
     Effect { flag: "draft_rows", arithmetic: "as --draft", routes: "as --draft" },
     Effect {
         flag: "slots",
-        arithmetic: "CPU and strict: none",
+        arithmetic: "CPU, strict and --batch-invariant: none",
         routes: "more rows a step take kernels for larger groups",
     },
     Effect {
@@ -173,7 +177,10 @@ fn lanes() -> String {
          A lane is the arithmetic of a whole engine; it is chosen once (`--lane`) and never mixed inside a pass.\n\n\
          **serving** is the default: the fastest that keeps quality. Weights stay quantised, activations are rounded to 8 bits\n\
          where a kernel multiplies integers, and each device has its own kernels. On the CPU it is deterministic: the same model\n\
-         and tokens give the same bits for any number of threads, any instruction set, any chunking and any group.\n\n\
+         and tokens give the same bits for any number of threads, any instruction set, any chunking and any group. On CUDA a\n\
+         pass of few rows has its own kernels, so a row's last bits depend on how many stand beside it; with `--batch-invariant`\n\
+         they do not, in passes of up to 32 rows, of which decode steps then take no more. A prompt still depends on its chunks:\n\
+         the server then takes the same ones whatever else runs, but a prefix from the cache begins them elsewhere.\n\n\
          **strict** gives the same bits on every device, so that one machine can check another. All arithmetic is f32; weights\n\
          are dequantised by their block's formula, each operation rounded once; a dot product has 32 lanes of fused\n\
          multiply-adds, lane l taking the elements l, l + 32, ..., summed pairwise at distances 16, 8, 4, 2, 1; exp, tanh, sigmoid\n\

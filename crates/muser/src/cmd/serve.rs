@@ -2,7 +2,7 @@
 
 use crate::device::DeviceArgs;
 use crate::open::SourceArgs;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use muser_core::{DraftMode, Engine};
 use muser_server::app::{App, ServerOptions};
@@ -133,12 +133,20 @@ impl Serve {
         let saved = saved.transpose()?.map(Arc::new);
         let engine = Engine::new(device, opened.model.clone(), DraftMode::Auto);
         let metrics = Arc::new(Metrics::default());
+        let most = engine.info().step_rows;
+        if usize::from(self.slots) > most {
+            bail!("a step takes at most {most} rows here: give --slots {most} or fewer");
+        }
+        let usual = SlotOptions::default();
+        // Chunks of a prompt that depend on what else runs would change its bits.
+        let busy_chunk = if self.device.batch_invariant { usual.idle_chunk } else { usual.busy_chunk };
         let options = SlotOptions {
             slots: usize::from(self.slots),
             context: self.context,
             queue: self.queue,
             host_bytes: self.cache << 20,
-            ..SlotOptions::default()
+            busy_chunk,
+            ..usual
         };
         let slots = Slots::start(engine, options, metrics.clone())?;
         let generator = Generator {
