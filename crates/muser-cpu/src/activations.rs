@@ -4,6 +4,7 @@
 //! for 32; float types meet floats. Sums of the bytes come along, times minus the offset of the unsigned codes that meet
 //! them: a sum of products begins there.
 
+use crate::arena::Pages;
 use crate::isa::Isa;
 use crate::plain::Plain;
 use crate::pool::Pool;
@@ -27,12 +28,12 @@ pub enum Scales {
 pub struct Block256<const NC: usize> {
     /// Four signed bytes each.
     pub q: [[i32; NC]; 64],
-    /// Sums of 32 values as `32 * high + low`, four signed bytes each.
-    pub sums_high: [[i32; NC]; 2],
-    /// See `sums_high`.
-    pub sums_low: [[i32; NC]; 2],
+    /// Sums of 32 values: word t holds group 2t in its upper half of 16 bits, group 2t + 1 in its lower half.
+    pub sums: [[i32; NC]; 4],
     /// Minus 32 times the sums of 16 values.
     pub start16: [[i32; NC]; 16],
+    /// Those of groups 1, 3, 5 and so on, plus 2^15.
+    pub raised16: [[i32; NC]; 8],
     /// Minus 128 times the sums of 32 values.
     pub start32: [[i32; NC]; 8],
     /// Value of a byte's step.
@@ -87,7 +88,7 @@ pub struct Tile {
 /// Widths of tiles that kernels exist for.
 pub fn widths(isa: Isa) -> &'static [usize] {
     match isa {
-        Isa::Avx512 => &[1, 2, 3, 4, 5, 6, 8, 12],
+        Isa::Avx512 => &[1, 2, 3, 4, 5, 6, 8, 10],
         _ => &[1, 2, 4],
     }
 }
@@ -98,9 +99,12 @@ pub fn tiles(n: usize, isa: Isa) -> Vec<Tile> {
     let most = widths[widths.len() - 1];
     // Up to sixteen columns, equal tiles: no narrow remainder that costs as much to unpack as a wide one.
     let step = if isa == Isa::Avx512 && n <= 16 { n.div_ceil(n.div_ceil(8)) } else { most };
+    // More: tiles of eight at the end, where a narrower one would be left.
+    let eights = Some((10 - n % 10) % 10 / 2).filter(|e| isa == Isa::Avx512 && n > 16 && 8 * e <= n + 1);
     let mut tiles = vec![];
     let (mut first, mut before) = (0, 0);
     while first < n {
+        let step = if n - first <= 8 * eights.unwrap_or(0) { 8 } else { step };
         let used = step.min(n - first);
         let width = widths.iter().copied().find(|w| *w >= used).unwrap_or(most);
         tiles.push(Tile { first, used, width, before });
@@ -116,7 +120,7 @@ pub struct Prepared {
     pub cols: usize,
     /// Columns.
     pub tiles: Vec<Tile>,
-    words: [Vec<i32>; 3],
+    words: [Pages<i32>; 3],
 }
 
 impl Prepared {
@@ -143,9 +147,7 @@ impl Prepared {
             let (len, words) = scales.block();
             let per_column = words_per_column(*scales, cols);
             let all = &mut self.words[*scales as usize];
-            if all.len() < width * per_column {
-                all.resize(width * per_column, 0);
-            }
+            all.grow(width * per_column);
             // A unit is a run of a tile's blocks, long enough to be worth claiming.
             let blocks = cols.div_ceil(len);
             let run = (1024 / len).max(1);
@@ -191,7 +193,7 @@ impl Kernel for Quantise<'_> {
             match self.scales {
                 Scales::Per256 => {
                     let mut q = [0i8; 256];
-                    let scale = steps(from, &mut q);
+                    let scale = steps_within(from, &mut q);
                     let mut sums = [0i32; 16];
                     for (sum, q) in sums.iter_mut().zip(q.as_chunks::<16>().0) {
                         *sum = q.iter().map(|v| i32::from(*v)).sum();
@@ -199,28 +201,23 @@ impl Kernel for Quantise<'_> {
                     for (i, q) in q.as_chunks::<4>().0.iter().enumerate() {
                         put(i, i32::from_le_bytes(q.map(|v| v as u8)));
                     }
-                    for t in 0..2 {
-                        let (mut high, mut low) = ([0u8; 4], [0u8; 4]);
-                        for i in 0..4 {
-                            let sum = sums[8 * t + 2 * i] + sums[8 * t + 2 * i + 1];
-                            // At most 32 * 127 in magnitude: the high part stays within -127 ..= 127.
-                            let part = (sum + 16) >> 5;
-                            (high[i], low[i]) = (part as u8, (sum - 32 * part) as u8);
-                        }
-                        put(64 + t, i32::from_le_bytes(high));
-                        put(66 + t, i32::from_le_bytes(low));
+                    for (t, sums) in sums.as_chunks::<4>().0.iter().enumerate() {
+                        put(64 + t, (sums[0] + sums[1]) << 16 | (sums[2] + sums[3]) & 0xffff);
                     }
                     for (g, sum) in sums.iter().enumerate() {
                         put(68 + g, -32 * sum);
+                        if g % 2 == 1 {
+                            put(84 + g / 2, 0x8000 - 32 * sum);
+                        }
                     }
                     for g in 0..8 {
-                        put(84 + g, -128 * (sums[2 * g] + sums[2 * g + 1]));
+                        put(92 + g, -128 * (sums[2 * g] + sums[2 * g + 1]));
                     }
-                    put(92, scale.to_bits() as i32);
+                    put(100, scale.to_bits() as i32);
                 }
                 Scales::Per32 => {
                     let mut q = [0i8; 32];
-                    let scale = steps(from, &mut q);
+                    let scale = steps(from, &mut q, 127.0);
                     let sum = |q: &[i8]| q.iter().map(|v| i32::from(*v)).sum::<i32>();
                     let sums = [sum(&q[..16]), sum(&q[16..])];
                     for (i, q) in q.as_chunks::<4>().0.iter().enumerate() {
@@ -241,9 +238,29 @@ impl Kernel for Quantise<'_> {
     }
 }
 
-/// Rounds to whole steps of the largest magnitude / 127, to nearest even; returns the step.
+/// Most that the magnitudes of 16 values of a [`Block256`] may add up to, so that a product with codes of up to 32 steps
+/// fits 16 bits: 32 * 1023.
+const MOST: i32 = 1023;
+
+/// [`steps`], wider ones where the magnitudes of 16 values add up to more than [`MOST`]: where many stand near the
+/// largest, at a mean of 64 of 127 steps. The rounding then stays below what it is to a block of the usual spread.
 #[inline(always)]
-fn steps<const N: usize>(from: &[f32], q: &mut [i8; N]) -> f32 {
+fn steps_within(from: &[f32], q: &mut [i8; 256]) -> f32 {
+    let step = steps(from, q, 127.0);
+    let mut most = 0;
+    for q in q.as_chunks::<16>().0 {
+        most = most.max(q.iter().map(|v| i32::from(v.unsigned_abs())).sum());
+    }
+    if most <= MOST {
+        return step;
+    }
+    // Rounding adds at most 8 to a sum here, and 8 were in `most`: 1,000 stays within 1,016.
+    steps(from, q, 127.0 * 1000.0 / most as f32)
+}
+
+/// Rounds to whole steps of the largest magnitude / `count`, to nearest even; returns the step.
+#[inline(always)]
+fn steps<const N: usize>(from: &[f32], q: &mut [i8; N], count: f32) -> f32 {
     // Adding 1.5 * 2^23 leaves the rounded number in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let mut x = [0f32; N];
@@ -255,11 +272,11 @@ fn steps<const N: usize>(from: &[f32], q: &mut [i8; N]) -> f32 {
         }
     }
     let most = most.iter().fold(0f32, |a, b| if *b > a { *b } else { a });
-    let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
+    let inverse = if most > 0.0 { count / most } else { 0.0 };
     for (q, x) in q.iter_mut().zip(x) {
         *q = ((x * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32) as i8;
     }
-    most / 127.0
+    most / count
 }
 
 #[cfg(test)]
@@ -277,6 +294,29 @@ mod tests {
             }
         }
         assert_eq!(tiles(16, Isa::Avx512).iter().map(|t| t.width).collect::<Vec<_>>(), [8, 8]);
-        assert_eq!(tiles(512, Isa::Avx512).len(), 43);
+        let wide = |n| tiles(n, Isa::Avx512).iter().map(|t| t.width).collect::<Vec<_>>();
+        assert_eq!(wide(31), [8, 8, 8, 8]);
+        assert_eq!(wide(46), [10, 10, 10, 8, 8]);
+        assert!(wide(512) == [[10; 48].as_slice(), &[8; 4]].concat());
+    }
+
+    /// The sums that pairs of 16 bits hold stay within them, whatever the values; and a step is never more than twice
+    /// the largest magnitude / 127.
+    #[test]
+    fn sums_of_sixteen_stay_within_bounds() {
+        for outlier in [1.0f32, 1.01, 1.5, 2.5, 100.0] {
+            for sign in [1.0, -1.0] {
+                let mut x: Vec<f32> = (0..256).map(|i| sign * (1.0 - (i % 5) as f32 * 1e-3)).collect();
+                x[77] = outlier;
+                let mut q = [0; 256];
+                let step = steps_within(&x, &mut q);
+                for (q, x) in q.iter().zip(&x) {
+                    assert!((f32::from(*q) * step - x).abs() <= 0.5001 * step);
+                }
+                let sum = |q: &[i8; 16]| q.iter().map(|v| i32::from(v.unsigned_abs())).sum::<i32>();
+                assert!(q.as_chunks::<16>().0.iter().all(|q| sum(q) <= MOST));
+                assert!(step <= outlier.max(1.0) / 127.0 * 2.1);
+            }
+        }
     }
 }

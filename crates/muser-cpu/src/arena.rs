@@ -1,6 +1,9 @@
-//! One piece of anonymous memory for all packed weights, on 2 MB pages where the system gives them.
+//! Anonymous memory on 2 MB pages where the system gives them: one piece for all packed weights, others for what passes
+//! work on.
 
+use crate::plain::{Plain, view, view_mut, zero};
 use memmap2::MmapMut;
+use std::ops::{Deref, DerefMut};
 
 const HUGE: usize = 2 << 20;
 
@@ -36,6 +39,60 @@ impl Arena {
     /// All bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.map[self.start..self.start + self.len]
+    }
+}
+
+/// A slice that grows. Where it is long it stands on 2 MB pages: results go to rows many pages apart, and unpacked
+/// weights then fall evenly on the sets of a cache.
+pub struct Pages<T> {
+    short: Vec<T>,
+    long: Option<Arena>,
+}
+
+/// Bytes from which a slice is long.
+const LONG: usize = HUGE / 8;
+
+impl<T> Default for Pages<T> {
+    fn default() -> Self {
+        Pages { short: vec![], long: None }
+    }
+}
+
+impl<T: Plain> Pages<T> {
+    /// Holds at least `len` elements from now on; new ones are zero.
+    pub fn grow(&mut self, len: usize) {
+        if len <= self.len() {
+            return;
+        }
+        let bytes = len * size_of::<T>();
+        let map = if bytes < LONG { None } else { Arena::new(bytes.next_multiple_of(HUGE)).ok() };
+        match map {
+            Some(mut map) => {
+                view_mut(map.bytes_mut())[..self.len()].copy_from_slice(self);
+                *self = Pages { short: vec![], long: Some(map) };
+            }
+            None => {
+                let mut short = self.to_vec();
+                short.resize(len, zero());
+                *self = Pages { short, long: None };
+            }
+        }
+    }
+}
+
+impl<T: Plain> Deref for Pages<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.long.as_ref().map_or(&self.short, |map| view(map.bytes()))
+    }
+}
+
+impl<T: Plain> DerefMut for Pages<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match &mut self.long {
+            Some(map) => view_mut(map.bytes_mut()),
+            None => &mut self.short,
+        }
     }
 }
 

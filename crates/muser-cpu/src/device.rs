@@ -3,7 +3,7 @@
 mod run;
 
 use crate::activations::Prepared;
-use crate::arena::{Arena, available_memory};
+use crate::arena::{Arena, Pages, available_memory};
 use crate::isa::{Isa, default_threads};
 use crate::kv::Sequence;
 use crate::pool::Pool;
@@ -61,7 +61,7 @@ pub struct CpuDevice {
     programs: HashMap<Pass, Vec<Stage>>,
     sequences: HashMap<SeqId, Sequence>,
     next: u32,
-    bufs: HashMap<Buf, Vec<f32>>,
+    bufs: HashMap<Buf, Pages<f32>>,
     prepared: Prepared,
     logit_rows: usize,
 }

@@ -253,6 +253,54 @@ fn add_scaled<S: Simd, const NC: usize>(s: S, total: &mut [S::F; NC], part: &[S:
     }
 }
 
+/// Sums of a group move to the upper halves of their lanes, for the next group to sum in the lower ones, 2^15 above.
+#[inline(always)]
+fn raise<S: Simd, const NC: usize>(s: S, part: &mut [S::I; NC]) {
+    for c in 0..NC {
+        part[c] = s.add_i(s.shl_i(part[c], 16), s.splat_i(0x8000));
+    }
+}
+
+/// [`raise`], where the next group begins at `start`, which is 2^15 above.
+#[inline(always)]
+fn raise_onto<S: Simd, const NC: usize>(s: S, part: &mut [S::I; NC], start: &[i32; NC]) {
+    for c in 0..NC {
+        part[c] = s.add_i(s.shl_i(part[c], 16), s.splat_i(start[c]));
+    }
+}
+
+/// `total += part * scale` for the two groups of [`raise`], whose sums fit 16 bits: the activations see to that.
+#[inline(always)]
+fn add_pairs<S: Simd, const NC: usize>(s: S, total: &mut [S::I; NC], part: &[S::I; NC], scales: S::I) {
+    for c in 0..NC {
+        total[c] = s.dot_pairs(total[c], s.xor_i(part[c], 0x8000), scales);
+    }
+}
+
+/// Whole sums as floats.
+#[inline(always)]
+fn floats<S: Simd, const NC: usize>(s: S, total: &[S::I; NC]) -> [S::F; NC] {
+    let mut floats = [s.splat_f(0.0); NC];
+    for c in 0..NC {
+        floats[c] = s.to_f(total[c]);
+    }
+    floats
+}
+
+/// `acc += total * d * x` in every column; `x` is the activations' step.
+#[inline(always)]
+fn add_steps<S: Simd, const NC: usize>(
+    s: S,
+    acc: &mut [S::F; NC],
+    total: &[S::I; NC],
+    d: S::F,
+    x: &[f32; NC],
+) {
+    for c in 0..NC {
+        acc[c] = s.fma(s.mul_f(s.to_f(total[c]), d), s.splat_f(x[c]), acc[c]);
+    }
+}
+
 /// `acc += total * x` in every column; `x` is the activations' step.
 #[inline(always)]
 fn add_floats<S: Simd, const NC: usize>(s: S, acc: &mut [S::F; NC], total: &[S::F; NC], x: &[f32; NC]) {

@@ -15,6 +15,12 @@ unsafe impl Plain for f32 {}
 // SAFETY: arrays have no padding.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
+/// The value of zero bytes.
+pub fn zero<T: Plain>() -> T {
+    // SAFETY: any bytes are a value.
+    unsafe { std::mem::zeroed() }
+}
+
 /// As many whole `T` as `from` holds. Panics where `from` is not aligned for `T`: the arena aligns to 64 bytes.
 pub fn view<T: Plain, A: Plain>(from: &[A]) -> &[T] {
     let at = from.as_ptr().cast::<T>();

@@ -60,6 +60,22 @@ pub trait Simd: Copy + Send + Sync {
     fn widen_u8(self, from: &[u8; 16]) -> Self::I;
     /// 16 signed bytes.
     fn widen_i8(self, from: &[u8; 16]) -> Self::I;
+    /// Loads 16 integers.
+    fn load_i(self, from: &[i32; 16]) -> Self::I;
+    /// Stores 16 integers.
+    fn store_i(self, to: &mut [i32; 16], v: Self::I);
+    /// Each lane and `mask`, exclusive or.
+    fn xor_i(self, a: Self::I, mask: i32) -> Self::I;
+    /// Two unsigned bytes a lane, as its halves of 16 bits.
+    fn pairs_u8(self, from: &[u8; 32]) -> Self::I;
+    /// Two signed bytes a lane, as its halves of 16 bits.
+    fn pairs_i8(self, from: &[u8; 32]) -> Self::I;
+    /// Adds to each lane the products of its signed halves.
+    fn dot_pairs(self, acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// [`Simd::dot_pairs`] with the same two halves in all lanes.
+    fn dot_pair(self, acc: Self::I, a: Self::I, x: &i32) -> Self::I {
+        self.dot_pairs(acc, a, self.splat_i(*x))
+    }
     /// Adds to each lane the products of its four unsigned bytes of `w` (at most 128) and the four signed bytes of `x`
     /// (at least -127).
     fn dot(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;

@@ -2,6 +2,7 @@
 
 use super::CpuDevice;
 use crate::activations::Prepared;
+use crate::arena::Pages;
 use crate::kernels::attend::{self, Attention, Span};
 use crate::kernels::matmul::{self, Context};
 use crate::kernels::rows;
@@ -15,6 +16,7 @@ use crate::weights::Matrix;
 use muser_core::strict::{rms_factor, rope_angle};
 use muser_core::{Buf, DeviceError, Lane, Mask, ModelError, Observer, Pass, Row, Slot};
 use std::ops::Range;
+use std::sync::Mutex;
 use std::time::Instant;
 
 /// What all stages of a pass share.
@@ -95,12 +97,9 @@ impl CpuDevice {
     }
 
     /// A buffer of `rows` rows, taken out so that a stage may write it.
-    fn take(&mut self, pass: Pass, buf: Buf, rows: usize) -> Vec<f32> {
-        let need = rows * self.model.plans.width(pass, buf);
+    fn take(&mut self, pass: Pass, buf: Buf, rows: usize) -> Pages<f32> {
         let mut data = self.bufs.remove(&buf).unwrap_or_default();
-        if data.len() < need {
-            data.resize(need, 0.0);
-        }
+        data.grow(rows * self.model.plans.width(pass, buf));
         data
     }
 
@@ -124,7 +123,7 @@ impl CpuDevice {
         picks: &[usize],
         outs: &[(Slot, Buf)],
     ) -> Result<(), DeviceError> {
-        let mut results: Vec<Vec<f32>> =
+        let mut results: Vec<Pages<f32>> =
             outs.iter().map(|(_, buf)| self.take(batch.pass, *buf, picks.len())).collect();
         let cols = self.model.plans.width(batch.pass, from);
         let mut prepared = std::mem::take(&mut self.prepared);
@@ -143,7 +142,7 @@ impl CpuDevice {
             let matrices = outs.iter().map(|(slot, _)| self.matrix(*slot)).collect::<Result<Vec<_>, _>>()?;
             self.prepare(&mut prepared, input, cols, picks, &matrices);
             let mut jobs: Vec<(&Matrix, &mut [f32])> =
-                matrices.into_iter().zip(results.iter_mut().map(Vec::as_mut_slice)).collect();
+                matrices.into_iter().zip(results.iter_mut().map(|result| &mut **result)).collect();
             Ok(matmul::project(self.context(), &prepared, &mut jobs)?)
         })();
         self.prepared = prepared;
@@ -175,16 +174,21 @@ impl CpuDevice {
                 let (model, width) = (self.model.clone(), self.model.plans.width(pass, Buf::X));
                 let t = model.tensor(*table)?;
                 let mut x = self.take(pass, Buf::X, n);
-                for (row, x) in batch.rows.iter().zip(x.chunks_exact_mut(width)) {
-                    let at = row.token as usize * t.row_bytes();
+                let error = Mutex::new(None);
+                self.each_row(&mut x, width, n, |r, x| {
+                    let at = batch.rows[r].token as usize * t.row_bytes();
                     let blocks = &t.data[at..at + t.row_bytes()];
-                    muser_format::dequantize(t.dtype, blocks, x).map_err(ModelError::from)?;
+                    matmul::keep(
+                        &error,
+                        muser_format::dequantize(t.dtype, blocks, x).map_err(ModelError::from),
+                    );
                     if let Some(eps) = norm_eps {
                         let factor = rms_factor(x, *eps);
                         x.iter_mut().for_each(|v| *v *= factor);
                     }
-                }
+                });
                 self.bufs.insert(Buf::X, x);
+                matmul::outcome(error)?;
             }
             Work::Norm { from, weight, eps, to } => {
                 let mut out = self.take(pass, *to, n);
@@ -221,7 +225,7 @@ impl CpuDevice {
             }
             Work::Store { cache } => {
                 let width = self.model.plans.width(pass, Buf::K);
-                let empty = vec![];
+                let empty = Pages::default();
                 let (k, v) =
                     (self.bufs.get(&Buf::K).unwrap_or(&empty), self.bufs.get(&Buf::V).unwrap_or(&empty));
                 for (i, row) in batch.rows.iter().enumerate() {

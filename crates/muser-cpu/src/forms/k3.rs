@@ -110,7 +110,7 @@ fn codes<S: Simd>(s: S, group: &[[u8; 64]; 3], ahead: usize) -> [S::B; 8] {
 }
 
 impl Opens for K3 {
-    type Open = Offset<64>;
+    type Open = Offset;
 
     #[inline(always)]
     fn open<S: Simd>(s: S, w: &Block, table: S::B, to: &mut OffsetBlock) {

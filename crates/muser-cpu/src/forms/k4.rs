@@ -4,16 +4,18 @@
 //!
 //! ```text
 //! d      [16] half      dmin   [16] half
-//! scales low  [64]: byte v < 64 holds the low four bits of scales v and 64 + v; scale v = 16 group + row
-//! mins   low  [64]: the same for minima; minimum v = 64 (group / 4) + 4 row + group % 4
+//! scales low  [64]: byte v < 64 holds the low four bits of scales v and 64 + v;
+//!                   scale v = 32 (group / 2) + 2 row + 1 - group % 2
+//! mins   low  [64]: the same for minima
 //! scales high [32]: byte j holds the high two bits of scales j, 32 + j, 64 + j, 96 + j;   mins high [32]
 //! codes  [8 groups][4][64]: byte 4 row + j of part i = column 8i + j | column 8i + 4 + j << 4
 //! ```
-//! Per 64 bytes of codes: one load, three operations to unpack, two dots. Memory binds.
+//! Per 64 bytes of codes: one load, three operations to unpack, two dots. Memory binds. The sums of two groups, each of
+//! 16 bits, share a lane, so that one operation scales both; what a block adds to is a whole number until its end.
 
-use super::open::{Minima, MinimaBlock, less_minima};
+use super::open::{MinimaBlock, Paired, PairedBlock, less_minima};
 use super::unpack::{half_of, interleave4, nibbles_k, scale_min_k};
-use super::{Form, NEAR, Opens, Packed, add_scaled, dots};
+use super::{Form, NEAR, Opens, Packed, add_pairs, dots, floats, raise};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -68,68 +70,72 @@ impl Header {
             half_of(&mut h.dmin, r, &row[2..4]);
             for g in 0..8 {
                 let (scale, min) = scale_min_k(&row[4..16], g);
-                six_bits(&mut h.scale_low, &mut h.scale_high, 16 * g + r, scale);
-                six_bits(&mut h.min_low, &mut h.min_high, g / 4 * 64 + 4 * r + g % 4, min);
+                let v = g / 2 * 32 + 2 * r + 1 - g % 2;
+                six_bits(&mut h.scale_low, &mut h.scale_high, v, scale);
+                six_bits(&mut h.min_low, &mut h.min_high, v, min);
             }
         }
         h
     }
 
-    /// Scales of all groups.
+    /// Scales of all groups: of two groups each, the second one's first.
     #[inline(always)]
     pub fn scales(&self) -> [[u8; 32]; 4] {
         unpack_six(&self.scale_low, &self.scale_high)
     }
 
-    /// Scale of a group.
-    #[inline(always)]
-    pub fn scale<S: Simd>(&self, s: S, scales: &[[u8; 32]; 4], g: usize) -> S::F {
-        s.mul_f(s.half(&self.d), s.to_f(s.widen_u8(&scales[g / 2].as_chunks::<16>().0[g % 2])))
-    }
-
-    /// Adds `total` (scale times code times x) less the minima's part, times the activations' step.
+    /// Adds `total` (whole scale times code times x) in the weights' steps, less the minima's part, times the
+    /// activations' step.
     #[inline(always)]
     pub fn finish<S: Simd, const NC: usize>(
         &self,
         s: S,
-        total: &mut [S::F; NC],
+        total: &[S::F; NC],
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
-        let mins = self.mins();
-        less_minima(s, total, [s.load_b(&mins[0], 0), s.load_b(&mins[1], 0)], self.dmin(s), x, acc);
+        less_minima(s, total, self.d(s), (self.mins(s), self.dmin(s)), x, acc);
     }
 
-    /// Minima as the dot units want them.
+    /// Minima of all groups, paired as the activations' sums are.
     #[inline(always)]
-    fn mins(&self) -> [[u8; 64]; 2] {
+    fn mins<S: Simd>(&self, s: S) -> [S::I; 4] {
         let mins = unpack_six(&self.min_low, &self.min_high);
-        [join(&mins[0], &mins[1]), join(&mins[2], &mins[3])]
+        [s.pairs_u8(&mins[0]), s.pairs_u8(&mins[1]), s.pairs_u8(&mins[2]), s.pairs_u8(&mins[3])]
     }
 
+    #[inline(always)]
+    fn d<S: Simd>(&self, s: S) -> S::F {
+        s.half(&self.d)
+    }
+
+    /// Minus the step of the minima.
     #[inline(always)]
     fn dmin<S: Simd>(&self, s: S) -> S::F {
         s.mul_f(s.half(&self.dmin), s.splat_f(-1.0))
     }
 
-    /// What an unpacked block needs besides its codes.
+    /// What an unpacked block of Q5_K needs besides its codes.
     #[inline(always)]
     pub fn open<S: Simd>(&self, s: S, to: &mut MinimaBlock) {
-        let scales = self.scales();
-        for g in 0..8 {
-            s.store_f(&mut to.scales[g], self.scale(s, &scales, g));
+        for (to, both) in to.scales.as_chunks_mut::<2>().0.iter_mut().zip(&self.scales()) {
+            let [first, second] = two_scales(s, both);
+            s.store_f(&mut to[0], first);
+            s.store_f(&mut to[1], second);
         }
-        to.mins = self.mins();
+        for (to, mins) in to.mins.iter_mut().zip(self.mins(s)) {
+            s.store_i(to, mins);
+        }
+        s.store_f(&mut to.d, self.d(s));
         s.store_f(&mut to.dmin, self.dmin(s));
     }
 }
 
+/// Scales of two groups as floats.
 #[inline(always)]
-fn join(a: &[u8; 32], b: &[u8; 32]) -> [u8; 64] {
-    let mut both = [0; 64];
-    both[..32].copy_from_slice(a);
-    both[32..].copy_from_slice(b);
-    both
+pub fn two_scales<S: Simd>(s: S, both: &[u8; 32]) -> [S::F; 2] {
+    let both = s.pairs_u8(both);
+    [s.to_f(s.shr_i(both, 16)), s.to_f(s.shr_i(s.shl_i(both, 16), 16))]
 }
 
 /// The 128 six-bit numbers in order, 32 at a time.
@@ -173,31 +179,43 @@ impl Form for K4 {
     ) {
         s.fetch(&w.header, ahead);
         let scales = w.header.scales();
-        let mut total = [s.splat_f(0.0); NC];
-        for g in 0..8 {
+        let mut total = [s.splat_i(0); NC];
+        for pair in 0..4 {
             let mut part = [s.splat_i(0); NC];
-            for i in 0..4 {
-                let both = s.load_b(&w.codes[g][i], ahead);
-                let (low, high) = (s.and_b(both, 15), s.and_b(s.shr_b(both, 4), 15));
-                dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
-                dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
+            for g in 2 * pair..2 * pair + 2 {
+                if g % 2 == 1 {
+                    raise(s, &mut part);
+                }
+                for i in 0..4 {
+                    let both = s.load_b(&w.codes[g][i], ahead);
+                    let (low, high) = (s.and_b(both, 15), s.and_b(s.shr_b(both, 4), 15));
+                    dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
+                    dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
+                }
             }
-            add_scaled(s, &mut total, &part, w.header.scale(s, &scales, g));
+            add_pairs(s, &mut total, &part, s.pairs_u8(&scales[pair]));
         }
-        w.header.finish(s, &mut total, x, acc);
+        w.header.finish(s, &floats(s, &total), x, acc);
     }
 }
 
 impl Opens for K4 {
-    type Open = Minima;
+    type Open = Paired;
 
     #[inline(always)]
-    fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut MinimaBlock) {
+    fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut PairedBlock) {
         for (both, to) in w.codes.as_flattened().iter().zip(to.codes.as_chunks_mut::<2>().0) {
             let both = s.load_b(both, NEAR);
             s.store_b(&mut to[0], s.and_b(both, 15));
             s.store_b(&mut to[1], s.and_b(s.shr_b(both, 4), 15));
         }
-        w.header.open(s, to);
+        for (to, scales) in to.scales.iter_mut().zip(&w.header.scales()) {
+            s.store_i(to, s.pairs_u8(scales));
+        }
+        for (to, mins) in to.mins.iter_mut().zip(w.header.mins(s)) {
+            s.store_i(to, mins);
+        }
+        s.store_f(&mut to.d, w.header.d(s));
+        s.store_f(&mut to.dmin, w.header.dmin(s));
     }
 }

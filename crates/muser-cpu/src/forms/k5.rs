@@ -6,7 +6,7 @@
 //!           codes [4][64] as in Q4_K
 //! ```
 
-use super::k4::Header;
+use super::k4::{Header, two_scales};
 use super::open::{Minima, MinimaBlock};
 use super::unpack::{interleave1, interleave4, nibbles_k};
 use super::{Form, NEAR, Opens, Packed, add_scaled, dots};
@@ -68,17 +68,21 @@ impl Form for K5 {
         s.fetch(&w.header, ahead);
         let scales = w.header.scales();
         let mut total = [s.splat_f(0.0); NC];
-        for g in 0..8 {
-            let mut part = [s.splat_i(0); NC];
-            let fifth = s.load_b(&w.groups[g].high, ahead);
-            for i in 0..4 {
-                let [low, high] = codes(s, s.load_b(&w.groups[g].codes[i], ahead), fifth, i);
-                dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
-                dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
+        for pair in 0..4 {
+            let scales = two_scales(s, &scales[pair]);
+            for half in 0..2 {
+                let g = 2 * pair + half;
+                let mut part = [s.splat_i(0); NC];
+                let fifth = s.load_b(&w.groups[g].high, ahead);
+                for i in 0..4 {
+                    let [low, high] = codes(s, s.load_b(&w.groups[g].codes[i], ahead), fifth, i);
+                    dots(s, &mut part, low, &x.q[8 * g + 2 * i]);
+                    dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
+                }
+                add_scaled(s, &mut total, &part, scales[half]);
             }
-            add_scaled(s, &mut total, &part, w.header.scale(s, &scales, g));
         }
-        w.header.finish(s, &mut total, x, acc);
+        w.header.finish(s, &total, x, acc);
     }
 }
 

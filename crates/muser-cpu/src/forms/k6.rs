@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! d      [16] float
-//! scales [16 groups of 16][16 rows] signed
+//! scales [8 pairs of groups of 16][16 rows][2] signed, the second group's first
 //! 16 groups: codes [3][64]: byte 4 row + j of part i = column 4i + j | bits 2i of column 12 + j << 6
 //! ```
-//! The 32 is taken off by starting each sum at -32 times the sum of the activations.
+//! The 32 is taken off by starting each sum at -32 times the sum of the activations. The sums of two groups share a lane
+//! as in Q4_K.
 
-use super::open::{Offset, OffsetBlock};
-use super::{Form, NEAR, Opens, Packed, add_floats, add_scaled, dots, starts};
+use super::open::{PairedOffset, PairedOffsetBlock};
+use super::{Form, NEAR, Opens, Packed, add_pairs, add_steps, dots, raise_onto, starts};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -23,7 +24,7 @@ pub struct K6;
 #[repr(C)]
 pub struct Block {
     d: [f32; 16],
-    scales: [[u8; 16]; 16],
+    scales: [[u8; 32]; 8],
     codes: [[[u8; 64]; 3]; 16],
 }
 const _: () = assert!(size_of::<Block>() == 3392);
@@ -53,7 +54,7 @@ impl Packed for K6 {
                 }
             }
             for g in 0..16 {
-                block.scales[g][r] = row[192 + g];
+                block.scales[g / 2][2 * r + 1 - g % 2] = row[192 + g];
             }
             block.d[r] = half::f16::from_le_bytes([row[208], row[209]]).to_f32();
         }
@@ -77,18 +78,21 @@ impl Form for K6 {
     ) {
         s.fetch(&w.d, ahead);
         s.fetch(&w.scales, ahead);
-        let d = s.load_f(&w.d);
-        let mut total = [s.splat_f(0.0); NC];
-        for g in 0..16 {
-            let mut part = starts(s, &x.start16[g]);
-            let codes = codes(s, &w.codes[g], ahead);
-            for i in 0..4 {
-                dots(s, &mut part, codes[i], &x.q[4 * g + i]);
+        let mut total = [s.splat_i(0); NC];
+        for pair in 0..8 {
+            let mut part = starts(s, &x.start16[2 * pair]);
+            for g in 2 * pair..2 * pair + 2 {
+                if g % 2 == 1 {
+                    raise_onto(s, &mut part, &x.raised16[pair]);
+                }
+                let codes = codes(s, &w.codes[g], ahead);
+                for i in 0..4 {
+                    dots(s, &mut part, codes[i], &x.q[4 * g + i]);
+                }
             }
-            let scale = s.mul_f(d, s.to_f(s.widen_i8(&w.scales[g])));
-            add_scaled(s, &mut total, &part, scale);
+            add_pairs(s, &mut total, &part, s.pairs_i8(&w.scales[pair]));
         }
-        add_floats(s, acc, &total, &x.scale);
+        add_steps(s, acc, &total, s.load_f(&w.d), &x.scale);
     }
 }
 
@@ -102,17 +106,19 @@ fn codes<S: Simd>(s: S, group: &[[u8; 64]; 3], ahead: usize) -> [S::B; 4] {
 }
 
 impl Opens for K6 {
-    type Open = Offset<32>;
+    type Open = PairedOffset;
 
     #[inline(always)]
-    fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut OffsetBlock) {
-        let d = s.load_f(&w.d);
+    fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut PairedOffsetBlock) {
+        to.d = w.d;
         for g in 0..16 {
             let codes = codes(s, &w.codes[g], NEAR);
             for i in 0..4 {
                 s.store_b(&mut to.codes[4 * g + i], codes[i]);
             }
-            s.store_f(&mut to.scales[g], s.mul_f(d, s.to_f(s.widen_i8(&w.scales[g]))));
+        }
+        for (to, scales) in to.scales.iter_mut().zip(&w.scales) {
+            s.store_i(to, s.pairs_i8(scales));
         }
     }
 }

@@ -1,18 +1,19 @@
 //! Blocks of 256 columns of 16 rows as prefill meets them: a byte for each code, a float for each scale. They live in a
 //! thread's memory while all tiles of columns pass, so unpacking costs nothing a tile.
 
-use super::{Form, add_floats, add_scaled, dots, starts};
+use super::{Form, add_floats, add_pairs, add_scaled, add_steps, dots, floats, raise, raise_onto, starts};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
 
-/// Bytes between a load and its prefetch: from the second-level cache into the first, which holds no more.
-const AHEAD: usize = 256;
-
-/// Eight groups of 32 unsigned codes with scales and minima: Q4_K, Q5_K.
+/// Eight groups of 32 unsigned codes with scales and minima: Q5_K.
 pub struct Minima;
-/// Sixteen groups of 16 codes that stand `OFFSET` above their meaning, with signed scales: Q6_K and three-bit types.
-pub struct Offset<const OFFSET: i32>;
+/// The same where the sums of two groups share a lane: Q4_K.
+pub struct Paired;
+/// Sixteen groups of 16 codes that stand 64 above their meaning, with signed scales: three-bit types.
+pub struct Offset;
+/// The same with codes that stand 32 above, where the sums of two groups share a lane: Q6_K.
+pub struct PairedOffset;
 
 /// See [`Minima`].
 #[derive(Clone, Copy)]
@@ -20,15 +21,35 @@ pub struct Offset<const OFFSET: i32>;
 pub struct MinimaBlock {
     /// Byte 4 row + j of vector i is column 4i + j; the same in the other blocks.
     pub codes: [[u8; 64]; 64],
-    /// Scale of each group and row.
+    /// Whole scale of each group and row.
     pub scales: [[f32; LANES]; 8],
-    /// Minima as the dot units want them: byte 4 row + j of vector q is group 4q + j.
-    pub mins: [[u8; 64]; 2],
+    /// Minima of two groups and a row, as the activations' sums are paired.
+    pub mins: [[i32; LANES]; 4],
+    /// Step of the scales.
+    pub d: [f32; LANES],
     /// Minus the step of the minima.
     pub dmin: [f32; LANES],
 }
-// SAFETY: bytes, then floats at an offset that is a multiple of four; no padding.
+// SAFETY: bytes, then words at an offset that is a multiple of four; no padding.
 unsafe impl Plain for MinimaBlock {}
+
+/// See [`Paired`].
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PairedBlock {
+    /// Codes.
+    pub codes: [[u8; 64]; 64],
+    /// Whole scales of two groups and a row: the second group's in the lower half.
+    pub scales: [[i32; LANES]; 4],
+    /// Minima, paired the same way.
+    pub mins: [[i32; LANES]; 4],
+    /// Step of the scales.
+    pub d: [f32; LANES],
+    /// Minus the step of the minima.
+    pub dmin: [f32; LANES],
+}
+// SAFETY: bytes, then words at an offset that is a multiple of four; no padding.
+unsafe impl Plain for PairedBlock {}
 
 /// See [`Offset`].
 #[derive(Clone, Copy)]
@@ -42,28 +63,70 @@ pub struct OffsetBlock {
 // SAFETY: bytes, then floats at an offset that is a multiple of four; no padding.
 unsafe impl Plain for OffsetBlock {}
 
-/// Adds `total` (scale times code times x) less the minima's part, times the activations' step.
+/// See [`PairedOffset`].
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PairedOffsetBlock {
+    /// Codes.
+    pub codes: [[u8; 64]; 64],
+    /// Whole scales of two groups and a row: the second group's in the lower half.
+    pub scales: [[i32; LANES]; 8],
+    /// Step of the scales.
+    pub d: [f32; LANES],
+}
+// SAFETY: bytes, then words at an offset that is a multiple of four; no padding.
+unsafe impl Plain for PairedOffsetBlock {}
+
+/// Columns whose minima are summed together: enough to keep the units busy, few enough for the registers.
+const SHARE: usize = 5;
+
+/// Sums of minima times activations, of up to [`SHARE`] columns from `first` on.
+#[inline(always)]
+fn minima_sums<S: Simd, const NC: usize>(
+    s: S,
+    mins: &[S::I; 4],
+    x: &Block256<NC>,
+    first: usize,
+) -> [S::I; SHARE] {
+    let mut sums = [s.splat_i(0); SHARE];
+    for q in 0..4 {
+        for c in first..NC.min(first + SHARE) {
+            sums[c - first] = s.dot_pair(sums[c - first], mins[q], &x.sums[q][c]);
+        }
+    }
+    sums
+}
+
+/// Adds `total` (whole scale times code times x) in steps of `d`, less the minima's part, times the activations' step.
 #[inline(always)]
 pub fn less_minima<S: Simd, const NC: usize>(
     s: S,
-    total: &mut [S::F; NC],
-    mins: [S::B; 2],
-    dmin: S::F,
+    total: &[S::F; NC],
+    d: S::F,
+    (mins, dmin): ([S::I; 4], S::F),
     x: &Block256<NC>,
     acc: &mut [S::F; NC],
 ) {
-    for c in 0..NC {
-        // Sums of x as 32 * high + low: both fit a byte.
-        let mut high = s.splat_i(0);
-        let mut low = s.splat_i(0);
-        for q in 0..2 {
-            high = s.dot(high, mins[q], x.sums_high[q][c]);
-            low = s.dot(low, mins[q], x.sums_low[q][c]);
-        }
-        let sum = s.add_i(s.shl_i(high, 5), low);
-        total[c] = s.fma(s.to_f(sum), dmin, total[c]);
+    const { assert!(NC <= 2 * SHARE) }
+    // Written twice, not a loop: the compiler keeps in memory what a loop indexes.
+    let sums = minima_sums(s, &mins, x, 0);
+    for c in 0..NC.min(SHARE) {
+        let sum = s.fma(s.to_f(sums[c]), dmin, s.mul_f(total[c], d));
+        acc[c] = s.fma(sum, s.splat_f(x.scale[c]), acc[c]);
     }
-    add_floats(s, acc, total, &x.scale);
+    if NC > SHARE {
+        let sums = minima_sums(s, &mins, x, SHARE);
+        for c in SHARE..NC {
+            let sum = s.fma(s.to_f(sums[c - SHARE]), dmin, s.mul_f(total[c], d));
+            acc[c] = s.fma(sum, s.splat_f(x.scale[c]), acc[c]);
+        }
+    }
+}
+
+/// Loads a block's minima.
+#[inline(always)]
+fn minima<S: Simd>(s: S, mins: &[[i32; LANES]; 4]) -> [S::I; 4] {
+    [s.load_i(&mins[0]), s.load_i(&mins[1]), s.load_i(&mins[2]), s.load_i(&mins[3])]
 }
 
 impl Form for Minima {
@@ -85,18 +148,48 @@ impl Form for Minima {
         for g in 0..8 {
             let mut part = [s.splat_i(0); NC];
             for i in 8 * g..8 * g + 8 {
-                dots(s, &mut part, s.load_b(&w.codes[i], AHEAD), &x.q[i]);
+                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
             }
-            s.fetch(&w.scales[g], AHEAD);
             add_scaled(s, &mut total, &part, s.load_f(&w.scales[g]));
         }
-        let mins = [s.load_b(&w.mins[0], AHEAD), s.load_b(&w.mins[1], AHEAD)];
-        s.fetch(&w.dmin, AHEAD);
-        less_minima(s, &mut total, mins, s.load_f(&w.dmin), x, acc);
+        let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
+        less_minima(s, &total, d, (minima(s, &w.mins), dmin), x, acc);
     }
 }
 
-impl<const OFFSET: i32> Form for Offset<OFFSET> {
+impl Form for Paired {
+    type Block = PairedBlock;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
+
+    #[inline(always)]
+    fn multiply<S: Simd, const NC: usize>(
+        s: S,
+        w: &PairedBlock,
+        _: usize,
+        _: S::B,
+        x: &Block256<NC>,
+        acc: &mut [S::F; NC],
+    ) {
+        let mut total = [s.splat_i(0); NC];
+        for pair in 0..4 {
+            let mut part = [s.splat_i(0); NC];
+            for i in 16 * pair..16 * pair + 8 {
+                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
+            }
+            raise(s, &mut part);
+            for i in 16 * pair + 8..16 * pair + 16 {
+                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
+            }
+            add_pairs(s, &mut total, &part, s.load_i(&w.scales[pair]));
+        }
+        let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
+        less_minima(s, &floats(s, &total), d, (minima(s, &w.mins), dmin), x, acc);
+    }
+}
+
+impl Form for Offset {
     type Block = OffsetBlock;
     type X<const NC: usize> = Block256<NC>;
     const COLS: usize = 256;
@@ -114,17 +207,46 @@ impl<const OFFSET: i32> Form for Offset<OFFSET> {
         let mut total = [s.splat_f(0.0); NC];
         for g in 0..16 {
             let mut part = starts(s, &x.start16[g]);
-            if OFFSET == 64 {
-                for c in 0..NC {
-                    part[c] = s.add_i(part[c], part[c]);
-                }
+            // Starts are made for codes that stand 32 above.
+            for c in 0..NC {
+                part[c] = s.add_i(part[c], part[c]);
             }
             for i in 4 * g..4 * g + 4 {
-                dots(s, &mut part, s.load_b(&w.codes[i], AHEAD), &x.q[i]);
+                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
             }
-            s.fetch(&w.scales[g], AHEAD);
             add_scaled(s, &mut total, &part, s.load_f(&w.scales[g]));
         }
         add_floats(s, acc, &total, &x.scale);
+    }
+}
+
+impl Form for PairedOffset {
+    type Block = PairedOffsetBlock;
+    type X<const NC: usize> = Block256<NC>;
+    const COLS: usize = 256;
+    const SCALES: Scales = Scales::Per256;
+
+    #[inline(always)]
+    fn multiply<S: Simd, const NC: usize>(
+        s: S,
+        w: &PairedOffsetBlock,
+        _: usize,
+        _: S::B,
+        x: &Block256<NC>,
+        acc: &mut [S::F; NC],
+    ) {
+        let mut total = [s.splat_i(0); NC];
+        for pair in 0..8 {
+            let mut part = starts(s, &x.start16[2 * pair]);
+            for i in 8 * pair..8 * pair + 4 {
+                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
+            }
+            raise_onto(s, &mut part, &x.raised16[pair]);
+            for i in 8 * pair + 4..8 * pair + 8 {
+                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
+            }
+            add_pairs(s, &mut total, &part, s.load_i(&w.scales[pair]));
+        }
+        add_steps(s, acc, &total, s.load_f(&w.d), &x.scale);
     }
 }

@@ -5,7 +5,7 @@
 //! Sums run over blocks in order, one lane a row, so a column's result does not depend on its neighbours.
 
 use crate::activations::{Prepared, Tile};
-use crate::arena::Arena;
+use crate::arena::{Arena, Pages};
 use crate::forms::{Form, FormKind, NEAR, Opens, with_form, with_opening};
 use crate::isa::Isa;
 use crate::math::SiluMul;
@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 /// Most columns of a tile.
-const COLUMNS: usize = 12;
+const COLUMNS: usize = 10;
 /// Most panels that take turns on a tile's columns.
 pub const PANELS: usize = 4;
 /// Tiles of columns that make unpacking a panel first worth it.
@@ -155,7 +155,7 @@ fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) 
             #[cfg(target_arch = "x86_64")]
             8 => crate::simd::wide(run!(8)),
             #[cfg(target_arch = "x86_64")]
-            12 => crate::simd::wide(run!(12)),
+            10 => crate::simd::wide(run!(10)),
             _ => unreachable!("tiles have the widths of activations::widths"),
         }
     }
@@ -178,7 +178,7 @@ unsafe impl Plain for Line {}
 
 thread_local! {
     /// A thread's unpacked blocks.
-    static OPENED: RefCell<Vec<Line>> = const { RefCell::new(vec![]) };
+    static OPENED: RefCell<Pages<Line>> = RefCell::default();
 }
 
 /// Unpacks blocks `run` of each panel.
@@ -227,7 +227,7 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
         let mut piece = Piece { panels, opened: opens.is_some(), run };
         if let Some(block) = opens {
             let need = count * piece.run.len() * block;
-            lines.resize(need.div_ceil(64), Line([0; 64]));
+            lines.grow(need.div_ceil(64));
             open(isa, panels, piece.run.clone(), &mut lines);
             let bytes = &view::<u8, Line>(&lines)[..need];
             piece.panels = Panels { bytes, blocks: piece.run.len(), ..panels };
@@ -301,13 +301,14 @@ impl Shares {
 }
 
 /// Keeps the first error of a job.
-fn keep(error: &Mutex<Option<ModelError>>, result: Result<(), ModelError>) {
+pub fn keep(error: &Mutex<Option<ModelError>>, result: Result<(), ModelError>) {
     if let (Err(e), Ok(mut slot)) = (result, error.lock()) {
         slot.get_or_insert(e);
     }
 }
 
-fn outcome(error: Mutex<Option<ModelError>>) -> Result<(), ModelError> {
+/// That error, if there is one.
+pub fn outcome(error: Mutex<Option<ModelError>>) -> Result<(), ModelError> {
     error.into_inner().ok().flatten().map_or(Ok(()), Err)
 }
 

@@ -133,6 +133,30 @@ impl Simd for Avx2 {
         both!(|i| _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().add(8 * i).cast())))
     }
     #[inline(always)]
+    fn load_i(self, from: &[i32; 16]) -> I2 {
+        both!(|i| _mm256_loadu_si256(from.as_ptr().add(8 * i).cast()))
+    }
+    #[inline(always)]
+    fn store_i(self, to: &mut [i32; 16], v: I2) {
+        both!(|i| _mm256_storeu_si256(to.as_mut_ptr().add(8 * i).cast(), v[i]));
+    }
+    #[inline(always)]
+    fn xor_i(self, a: I2, mask: i32) -> I2 {
+        both!(|i| _mm256_xor_si256(a[i], _mm256_set1_epi32(mask)))
+    }
+    #[inline(always)]
+    fn pairs_u8(self, from: &[u8; 32]) -> I2 {
+        both!(|i| _mm256_cvtepu8_epi16(_mm_loadu_si128(from.as_ptr().add(16 * i).cast())))
+    }
+    #[inline(always)]
+    fn pairs_i8(self, from: &[u8; 32]) -> I2 {
+        both!(|i| _mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().add(16 * i).cast())))
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: I2, a: I2, b: I2) -> I2 {
+        both!(|i| _mm256_add_epi32(acc[i], _mm256_madd_epi16(a[i], b[i])))
+    }
+    #[inline(always)]
     fn dot(self, acc: I2, w: I2, x: i32) -> I2 {
         // Pairs of products fit 16 bits: at most 2 * 128 * 127.
         let x = op!(_mm256_set1_epi32(x));

@@ -1,6 +1,7 @@
 //! AVX-512 with VNNI: one register is one vector.
 
 use super::{Kernel, Simd};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Proof of AVX-512 F, BW, DQ, VL and VNNI: only [`run`] makes one.
@@ -19,6 +20,39 @@ pub fn run<K: Kernel>(kernel: K) -> K::Out {
 #[target_feature(enable = "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn eval<K: Kernel>(kernel: K) -> K::Out {
     kernel.eval(Avx512(()))
+}
+
+/// Adds to each lane the products of its signed halves. Not the intrinsic: the compiler makes a product and a sum of that
+/// where it counts on lower latency, and the product takes as much of the dot units as the whole.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dot_words(acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    let mut acc = acc;
+    // SAFETY: one instruction of the features named here, on registers.
+    unsafe {
+        asm!(
+            "vpdpwssd {acc}, {a}, {b}",
+            acc = inout(zmm_reg) acc, a = in(zmm_reg) a, b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    acc
+}
+
+/// [`dot_words`] with the same two halves in all lanes, straight from memory.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dot_word(acc: __m512i, a: __m512i, x: &i32) -> __m512i {
+    let mut acc = acc;
+    // SAFETY: one instruction of the features named here, which reads the four bytes that `x` refers to.
+    unsafe {
+        asm!(
+            "vpdpwssd {acc}, {a}, dword ptr [{x}]{{1to16}}",
+            acc = inout(zmm_reg) acc, a = in(zmm_reg) a, x = in(reg) x,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    acc
 }
 
 /// An intrinsic of AVX-512.
@@ -40,7 +74,9 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn load_b(self, from: &[u8; 64], ahead: usize) -> __m512i {
-        op!(_mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast()));
+        if ahead > 0 {
+            op!(_mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast()));
+        }
         op!(_mm512_loadu_si512(from.as_ptr().cast()))
     }
     #[inline(always)]
@@ -111,6 +147,34 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn widen_i8(self, from: &[u8; 16]) -> __m512i {
         op!(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn load_i(self, from: &[i32; 16]) -> __m512i {
+        op!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn store_i(self, to: &mut [i32; 16], v: __m512i) {
+        op!(_mm512_storeu_si512(to.as_mut_ptr().cast(), v))
+    }
+    #[inline(always)]
+    fn xor_i(self, a: __m512i, mask: i32) -> __m512i {
+        op!(_mm512_xor_si512(a, _mm512_set1_epi32(mask)))
+    }
+    #[inline(always)]
+    fn pairs_u8(self, from: &[u8; 32]) -> __m512i {
+        op!(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn pairs_i8(self, from: &[u8; 32]) -> __m512i {
+        op!(_mm512_cvtepi8_epi16(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        op!(dot_words(acc, a, b))
+    }
+    #[inline(always)]
+    fn dot_pair(self, acc: __m512i, a: __m512i, x: &i32) -> __m512i {
+        op!(dot_word(acc, a, x))
     }
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {

@@ -160,6 +160,36 @@ impl Simd for Neon {
         })
     }
     #[inline(always)]
+    fn load_i(self, from: &[i32; 16]) -> I4 {
+        four!(|i| vld1q_s32(from.as_ptr().add(4 * i)))
+    }
+    #[inline(always)]
+    fn store_i(self, to: &mut [i32; 16], v: I4) {
+        for i in 0..4 {
+            op!(vst1q_s32(to.as_mut_ptr().add(4 * i), v[i]));
+        }
+    }
+    #[inline(always)]
+    fn xor_i(self, a: I4, mask: i32) -> I4 {
+        four!(|i| veorq_s32(a[i], vdupq_n_s32(mask)))
+    }
+    #[inline(always)]
+    fn pairs_u8(self, from: &[u8; 32]) -> I4 {
+        four!(|i| vreinterpretq_s32_u16(vmovl_u8(vld1_u8(from.as_ptr().add(8 * i)))))
+    }
+    #[inline(always)]
+    fn pairs_i8(self, from: &[u8; 32]) -> I4 {
+        four!(|i| vreinterpretq_s32_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(from.as_ptr().add(8 * i))))))
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: I4, a: I4, b: I4) -> I4 {
+        four!(|i| {
+            let (a, b) = (vreinterpretq_s16_s32(a[i]), vreinterpretq_s16_s32(b[i]));
+            let low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
+            vaddq_s32(acc[i], vpaddq_s32(low, vmull_high_s16(a, b)))
+        })
+    }
+    #[inline(always)]
     fn dot(self, acc: I4, w: B4, x: i32) -> I4 {
         // Both operands are signed: the bytes of w go in 128 lower, and 128 times x comes back in two halves.
         let (x, half) = (bytes(x), op!(vdupq_n_s8(64)));

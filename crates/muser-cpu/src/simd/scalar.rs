@@ -80,6 +80,34 @@ impl Simd for Scalar {
         from.map(|v| i32::from(v as i8))
     }
     #[inline(always)]
+    fn load_i(self, from: &[i32; 16]) -> [i32; 16] {
+        *from
+    }
+    #[inline(always)]
+    fn store_i(self, to: &mut [i32; 16], v: [i32; 16]) {
+        *to = v;
+    }
+    #[inline(always)]
+    fn xor_i(self, a: [i32; 16], mask: i32) -> [i32; 16] {
+        a.map(|v| v ^ mask)
+    }
+    #[inline(always)]
+    fn pairs_u8(self, from: &[u8; 32]) -> [i32; 16] {
+        from_fn(|i| i32::from(from[2 * i]) | i32::from(from[2 * i + 1]) << 16)
+    }
+    #[inline(always)]
+    fn pairs_i8(self, from: &[u8; 32]) -> [i32; 16] {
+        from_fn(|i| i32::from(from[2 * i] as i8) & 0xffff | i32::from(from[2 * i + 1] as i8) << 16)
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: [i32; 16], a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        let halves = |v: i32| (i32::from(v as i16), v >> 16);
+        from_fn(|i| {
+            let ((al, ah), (bl, bh)) = (halves(a[i]), halves(b[i]));
+            acc[i] + al * bl + ah * bh
+        })
+    }
+    #[inline(always)]
     fn dot(self, acc: [i32; 16], w: [u8; 64], x: i32) -> [i32; 16] {
         let x = x.to_le_bytes().map(|v| i32::from(v as i8));
         from_fn(|i| acc[i] + (0..4).map(|j| i32::from(w[4 * i + j]) * x[j]).sum::<i32>())
