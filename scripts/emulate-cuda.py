@@ -74,7 +74,7 @@ def models():
     subprocess.check_call(["cargo", "build", "--locked", "-p", "muser-cuda", "--example", "card"], cwd=ROOT)
     card = os.path.join(ROOT, "target/debug/examples/card")
     environment = os.environ | {"LD_LIBRARY_PATH": libraries, "XDG_CACHE_HOME": os.path.join(libraries, "cache")}
-    for arguments in (["check", "24"], ["check", "40", "64"], ["check", "40", "64", "q8_0"], ["state", "q8_0"], ["strict", "p24", "7", "64"]):
+    for arguments in (["check", "24"], ["check", "40", "64"], ["check", "40", "64", "kv=q8_0"], ["state", "kv=q8_0"], ["strict", "p24", "7", "64"]):
         subprocess.check_call(["timeout", "900", card, *arguments], cwd=ROOT, env=environment)
 
 

@@ -3,7 +3,7 @@
 //! `card check [tokens [chunks]]` compares it with the f32 reference on the fixtures, `card strict [prompt [chunks]]` the strict lane's
 //! bits, `card even [quants]` those of batch-invariant rows, `card state` what becomes of saved sequences;
 //! `card speed [quant [layers [strict|even]]]` measures the release's geometry on random weights, `card prefill [quant [layers [rows]]]`
-//! only its passes of many rows. `q8_0` anywhere behind that keeps keys and values so. A comparison that fails ends with status 1.
+//! only its passes of many rows. `kv=q8_0` anywhere behind that keeps keys and values so. A comparison that fails ends with status 1.
 #![allow(clippy::unwrap_used)]
 
 use muser_core::compare::first_difference;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 fn main() {
-    let (types, args): (Vec<String>, Vec<String>) = std::env::args().partition(|arg| arg == "q8_0");
+    let (types, args): (Vec<String>, Vec<String>) = std::env::args().partition(|arg| arg == "kv=q8_0");
     let kv = if types.is_empty() { KvType::F16 } else { KvType::Q8_0 };
     let chunks = |usual: &[usize]| {
         let chunks: Vec<usize> = args.iter().skip(3).map(|n| n.parse().unwrap()).collect();
@@ -58,7 +58,7 @@ fn main() {
         }
         _ => eprintln!(
             "card check [tokens [chunks]] | card state | card strict [prompt [chunks]] | card even [quants] | \
-             card speed [quant [layers [strict|even]]] | card prefill [quant [layers [rows]]] | and q8_0"
+             card speed [quant [layers [strict|even]]] | card prefill [quant [layers [rows]]] | and kv=q8_0"
         ),
     }
 }

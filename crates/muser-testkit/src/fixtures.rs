@@ -4,9 +4,11 @@ use muser_core::Model;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A file of tests/fixtures.
+/// A file of tests/fixtures: of the repository in whose root a program runs, else of the one that it was built in.
 pub fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
+    let here = PathBuf::from("tests/fixtures").join(name);
+    let built = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name);
+    if here.exists() { here } else { built }
 }
 
 /// A model shipped in models/.

@@ -204,26 +204,28 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
             }
         }
 #ifdef KV_Q8_0
-        u32 packed[4];
-        const uint2 factors = quantise(x, packed);
-        if (n < count && what > 0) {
-            u8* const to = shared + (what == 1 ? K_AT + (key - fresh) * K_ROW : (CHUNK + key - s.last) * V_ROW);
-            u8* const bytes = what == 1 ? k_plane.at : v_plane.at;
-            const u32 kept = row_at(key), mine = key == pos;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                ((u32*)to)[8 * i + eighth] = packed[i];
-                if (mine) ((u32*)(bytes + kept))[8 * i + eighth] = packed[i];
-            }
-            if (eighth < 4) {
-                const u16 factor = (u16)((eighth < 2 ? factors.x : factors.y) >> (eighth & 1) * 16);
-                if (what == 1) ((u16*)(to + HD))[eighth] = factor;
-                else ((u16*)(shared + VALUES))[eighth * CHUNK + CHUNK + key - s.last] = factor;
-                if (mine) (what == 1 ? k_plane.factors : v_plane.factors)[kept / 32 + eighth] = factor;
-            }
-        } else if (n < count) {
+        if (n < count && what == 0) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) ((uint2*)(shared + Q_AT + n * Q_ROW))[8 * i + eighth] = make_uint2(floats_to_half2(x[i].x, x[i].y), floats_to_half2(x[i].z, x[i].w));
+        }
+        if (first + warp * 4 + 3 >= group) {   // the warp has more than queries
+            u32 packed[4];
+            const uint2 factors = quantise(x, packed);
+            const u32 kept = row_at(key), mine = key == pos;
+            const u16 factor = (u16)((eighth < 2 ? factors.x : factors.y) >> (eighth & 1) * 16);
+            u8* const to = shared + (what == 1 ? K_AT + (key - fresh) * K_ROW : (CHUNK + key - s.last) * V_ROW);
+            if (n < count && what > 0) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    ((u32*)to)[8 * i + eighth] = packed[i];
+                    if (mine) ((u32*)((what == 1 ? k_plane.at : v_plane.at) + kept))[8 * i + eighth] = packed[i];
+                }
+                if (eighth < 4) {
+                    if (what == 1) ((u16*)(to + HD))[eighth] = factor;
+                    else ((u16*)(shared + VALUES))[eighth * CHUNK + CHUNK + key - s.last] = factor;
+                    if (mine) (what == 1 ? k_plane.factors : v_plane.factors)[kept / 32 + eighth] = factor;
+                }
+            }
         }
 #else
         if (n < count) {
