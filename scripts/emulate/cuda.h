@@ -77,6 +77,8 @@ inline void atomicMax(u32* p, u32 v) {
     u32 old = a.load();
     while (old < v && !a.compare_exchange_weak(old, v)) {}
 }
+inline u32 atomicAdd(u32* p, u32 v) { return ((std::atomic<u32>*)p)->fetch_add(v); }
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline float __expf(float x) { return expf(x); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }

@@ -10,6 +10,12 @@ use muser_core::{Buf, DeviceError, Lane, Model, Pass, strict};
 /// Bytes of a row's description on the card (struct Row of kernels/common.cuh).
 pub(crate) const ROW_BYTES: usize = 32;
 
+/// Launches whose blocks are numbered, until numbers are used again.
+pub(crate) const TICKETS: usize = 1024;
+
+/// Parts of a row of logits, of each of which the largest is found.
+pub(crate) const BEST_PARTS: usize = 8;
+
 /// An activation as f32 and f16.
 pub(crate) struct Act {
     f: Memory,
@@ -55,6 +61,8 @@ pub(crate) struct Buffers {
     pub partial: Memory,
     /// Planes of the head's logits.
     pub head: Memory,
+    /// By which blocks of products are numbered as they start, a word for each launch; zero between launches.
+    pub tickets: Memory,
     /// Planes of products of 33 to 64 rows.
     pub planes: Memory,
     /// Slots of widened matrices; the strict lane keeps rows' attention weights there.
@@ -180,9 +188,10 @@ impl Buffers {
             picked: Act::new(gpu, floats, rows, features.max(width(Buf::H)))?,
             logits: alloc(SMALL * width(Buf::Logits) * 4)?,
             logit_rows: SMALL,
-            best: alloc(rows * 4)?,
+            best: alloc(rows * BEST_PARTS * 8)?,
             partial: alloc(parts * PART_BYTES)?,
             head: alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
+            tickets: alloc(TICKETS * 4)?,
             planes: alloc(if lane == Lane::Serving { PLANES_BYTES } else { 0 })?,
             scratch: alloc(scratch_bytes)?,
             scratch_bytes,

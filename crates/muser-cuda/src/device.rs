@@ -1,6 +1,6 @@
 //! The device: loads a model onto a card, keeps sequences, runs passes as graphs of launches.
 
-use crate::buffers::Buffers;
+use crate::buffers::{BEST_PARTS, Buffers};
 use crate::describe;
 use crate::gpu::{Card, Gpu, failed};
 use crate::kv::Kv;
@@ -381,10 +381,20 @@ impl Device for CudaDevice {
             return Ok(vec![]);
         }
         let args = Args::default().ptr(self.buffers.logits.ptr).int(vocab).ptr(self.buffers.best.ptr);
-        self.gpu.launch(self.gpu.kernel("argmax")?, (rows as u32, 1, 1), 1024, 0, &args.0)?;
-        let mut bytes = vec![0u8; rows * 4];
+        let grid = (rows as u32, BEST_PARTS as u32, 1);
+        self.gpu.launch(self.gpu.kernel("argmax")?, grid, 1024, 0, &args.0)?;
+        let mut bytes = vec![0u8; rows * BEST_PARTS * 8];
         self.gpu.download(&self.buffers.best, 0, &mut bytes)?;
-        Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
+        let word = |c: &[u8]| u32::from_le_bytes([c[0], c[1], c[2], c[3]]);
+        let part = |c: &[u8]| (f32::from_bits(word(&c[..4])), word(&c[4..]));
+        // Of equal parts the first has the lowest index.
+        let largest = |row: &[u8]| {
+            row.chunks_exact(8)
+                .map(part)
+                .reduce(|a, b| if b.0 > a.0 { b } else { a })
+                .map_or(0, |best| best.1)
+        };
+        Ok(bytes.chunks_exact(BEST_PARTS * 8).map(largest).collect())
     }
 
     fn limits(&mut self) -> Result<Option<Limits>, DeviceError> {

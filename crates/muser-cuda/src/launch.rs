@@ -93,6 +93,8 @@ impl Args {
             product.blocks,
             0x000f_000f,
             0x00f0_00f0,
+            product.late,
+            product.less,
         ];
         bytes.extend(words.iter().flat_map(|n| (*n as u32).to_le_bytes()));
         self.0.push(bytes);

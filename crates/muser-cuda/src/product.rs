@@ -10,6 +10,9 @@ pub(crate) const MOST_PLANES: usize = 10;
 /// The same for the head, whose planes are long.
 pub(crate) const HEAD_PLANES: usize = 4;
 
+/// Activation rows up to which blocks are many and small, and not numbered as they start.
+pub(crate) const ALONE: usize = 2;
+
 /// The shape of one launch of kernels/project.cu.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -127,6 +130,9 @@ fn sum_bytes(layout: Layout, columns: usize) -> usize {
     }
 }
 
+/// Tiles that a block has less because it starts late.
+const LESS: usize = 30;
+
 /// One matrix of a launch: where its planes go.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
@@ -144,15 +150,34 @@ pub(crate) struct Product {
     pub slices: usize,
     /// Blocks of a slice.
     pub blocks: usize,
+    /// Blocks of a slice that start late, its first ones, and what they have of the list of tiles.
+    pub late: usize,
+    pub less: usize,
 }
 
 impl Product {
     /// What a launch without a second layout has in its place.
-    pub const NONE: Product = Product { segments: vec![], cols: 0, n: 0, slices: 0, blocks: 0 };
+    pub const NONE: Product =
+        Product { segments: vec![], cols: 0, n: 0, slices: 0, blocks: 0, late: 0, less: 0 };
 
     /// Rows of tiles.
     pub fn tiles(&self) -> usize {
         self.segments.iter().map(|s| s.matrix.tiles()).sum()
+    }
+
+    /// Deals the tiles out to blocks of which `late` start last: where they are few, they have less.
+    pub fn share(&mut self, late: usize) {
+        // The list of one slice is of rows of tiles, that of all columns of tiles, of F16 quarters.
+        let parts = self.segments.first().map_or(1, |s| if s.matrix.layout == Layout::F16 { 4 } else { 1 });
+        let across = self.cols.div_ceil(TILE_COLS) * parts;
+        let (list, one, less) = match self.slices {
+            1 => (self.tiles() * across, across, LESS * parts),
+            slices => (self.tiles(), 1, LESS * parts * slices / across),
+        };
+        let late = late / self.slices;
+        let late = if 2 * late <= self.blocks && list / self.blocks >= 2 * one { late } else { 0 };
+        let each = ((list + late * less) / self.blocks).saturating_sub(less).max(one);
+        (self.late, self.less) = (late, late * each);
     }
 
     /// Bytes of its weights.
@@ -199,6 +224,25 @@ mod tests {
                 assert_eq!(s.blocks, 2, "{processors} multiprocessors, {n} rows: {s:?}");
             }
         }
+    }
+
+    #[test]
+    fn late_blocks_have_less() {
+        let share = |cols: usize, tiles: usize, slices, blocks, late| {
+            let matrix = Matrix { ptr: 0, rows: tiles * 16, cols, layout: Layout::Q4K, scale: 1.0 };
+            let segments = vec![Segment { matrix, out: Planes::default(), stride: 0 }];
+            let mut product = Product { segments, cols, slices, blocks, ..Product::NONE };
+            product.share(late);
+            (product.late, product.less)
+        };
+        // Rows of 13 tiles: 36 for each of 8 blocks, 38 or 39 for the others.
+        assert_eq!(share(6656, 2496, 2, 65, 16), (8, 8 * 36));
+        // Tiles, but no less than a row of 26, so that none is cut twice.
+        assert_eq!(share(6656, 544, 1, 131, 16), (16, 16 * 81));
+        assert_eq!(share(6656, 280, 1, 131, 16), (16, 16 * 29));
+        // Many late blocks, or so little to do that all have one or two rows, are not told apart.
+        assert_eq!(share(6656, 2496, 2, 65, 80), (0, 0));
+        assert_eq!(share(6656, 200, 1, 131, 16), (0, 0));
     }
 
     #[test]

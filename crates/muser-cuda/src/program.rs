@@ -1,11 +1,11 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, TICKETS};
 use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
-use crate::product::{GROUP, HEAD_PLANES, MOST_PLANES, Product, Segment, Shape};
+use crate::product::{ALONE, GROUP, HEAD_PLANES, MOST_PLANES, Product, Segment, Shape};
 use crate::weights::{Layout, Matrix, TILE_ROWS, Weights};
 use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
@@ -302,7 +302,11 @@ impl<'a> Compiler<'a> {
                 let args = args.ptr(b.rows.ptr).ptr(features);
                 let args = args.int(self.model.plans.width(plan.pass, Buf::Features));
                 let steps = i..i + 1 + usize::from(capture.is_some());
-                let (name, threads) = if self.large() { ("tail_rows", 256) } else { ("tail", 1024) };
+                let (name, threads) = if self.large() {
+                    ("tail_rows", 256)
+                } else {
+                    ("tail", hidden.div_ceil(8).next_multiple_of(32))
+                };
                 self.push(steps.clone(), NORM, name, (n, 1, 1), threads, args)?;
                 self.leave_h(hidden);
                 Ok(steps.len())
@@ -422,6 +426,8 @@ impl<'a> Compiler<'a> {
                     n: (n - first).min(shape.columns),
                     slices: shape.slices,
                     blocks: shape.blocks,
+                    late: 0,
+                    less: 0,
                 };
                 let mut products: Vec<Product> = groups.iter().map(product).collect();
                 if let [a, b] = products.as_mut_slice() {
@@ -432,15 +438,30 @@ impl<'a> Compiler<'a> {
                     a.blocks = ((shape.blocks as f64 * share).round() as usize).clamp(least, most);
                     b.blocks = shape.blocks - a.blocks;
                 }
+                // Where a row's bits must not depend on how many there are, neither may the warps that have its parts.
+                let late = if shape.columns > ALONE && !self.key.even { self.late() } else { 0 };
+                for (i, product) in products.iter_mut().enumerate() {
+                    product.share(if i == 0 { late } else { 0 });
+                }
+                let number = (self.nodes.len() % TICKETS * 4) as u64;
+                let ticket = if products[0].late > 0 { self.buffers.tickets.ptr + number } else { 0 };
                 let args =
                     Args::default().product(&products[0]).product(products.get(1).unwrap_or(&Product::NONE));
-                let args = args.ptr(x.at_row(first, cols).h).int(cols);
+                let args = args.ptr(ticket).ptr(x.at_row(first, cols).h).int(cols);
                 let name = product_name(&together, shape.columns);
                 let grid = (shape.blocks, shape.slices, 1);
                 self.push_shared(steps.clone(), PROJECT, &name, grid, (shape.threads(), shape.shared), args)?;
             }
         }
         Ok(left)
+    }
+
+    /// Multiprocessors that the last launch holds until it ends, if it is not a product.
+    fn late(&self) -> usize {
+        match self.nodes.last().map(|node| (node.file, &node.work)) {
+            Some((file, Work::Kernel { grid, .. })) if file != PROJECT => (grid.0 * grid.1 * grid.2) as usize,
+            _ => 0,
+        }
     }
 
     fn gate_up(&mut self, steps: Range<usize>, gate: Matrix, up: Matrix) -> Result<(), DeviceError> {

@@ -13,6 +13,8 @@ __device__ __forceinline__ u32 floats_to_half2(float lo, float hi) {
 }
 __device__ __forceinline__ float bf16_to_float(u16 b) { return __uint_as_float((u32)b << 16); }
 
+__device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);

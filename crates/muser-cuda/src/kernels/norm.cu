@@ -78,58 +78,75 @@ extern "C" __global__ void __launch_bounds__(1024) rms_norm(const Planes from, c
     emit(v, n, at, h);
 }
 
-// x += rms(p) * post (post null: x += p); h = rms(x) * next; features get x where a capture stands.
-extern "C" __global__ void __launch_bounds__(1024) tail(const Planes p, const float* post, float post_eps, float* x, const float* next, float eps, u32 n,
-                                                         const Activation h, const Row* rows, float* features, u32 feature_stride) {
-    __shared__ float shared[33];
-    allow_next();
-    u64 at = (u64)blockIdx.x * n;
-    // Weights are there before the kernels ahead are done.
-    float v[PER_THREAD], w[PER_THREAD], after[PER_THREAD], before[PER_THREAD];
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-        u32 e = i * 1024 + threadIdx.x;
-        before[i] = post && e < n ? post[e] : 0.0f;
-        after[i] = e < n ? next[e] : 0.0f;
-    }
-    wait_previous();
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-        u32 e = i * 1024 + threadIdx.x;
-        v[i] = e < n ? p.p[at + e] : 0.0f;
-        w[i] = e < n ? x[at + e] : 0.0f;
-    }
-    add_planes(v, p, at, n);
-    float f = post ? rms(v, n, post_eps, shared) : 1.0f;
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-        u32 e = i * 1024 + threadIdx.x;
-        if (e < n) {
-            v[i] = post ? v[i] * f * before[i] + w[i] : v[i] + w[i];
-            x[at + e] = v[i];
-            if (features) features[(u64)rows[blockIdx.x].feature * feature_stride + e] = v[i];
-        } else {
-            v[i] = 0.0f;
-        }
-    }
-    f = rms(v, n, eps, shared);
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-        u32 e = i * 1024 + threadIdx.x;
-        v[i] = v[i] * f * after[i];
-    }
-    emit(v, n, at, h);
-}
-
-// What tail does, for many rows: smaller blocks, so that rows of a multiprocessor wait for memory and for each other in turn.
-// grid: (rows), 256 threads, four values at once; at most 8,192 values a row.
-#define FOURS 8
+__device__ __forceinline__ float4 fours_at(const float* p, u32 e, u32 n) { return e < n ? *(const float4*)(p + e) : make_float4(0, 0, 0, 0); }
+template <int FOURS>
 __device__ __forceinline__ float rms_fours(const float4* v, u32 n, float eps, float* shared) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < FOURS; ++i) sum += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
     return rsqrtf(block_sum(sum, shared) / (float)n + eps);
 }
+
+// x += rms(p) * post (post null: x += p); h = rms(x) * next; features get x where a capture stands. grid: (rows), a thread for each eight
+// values, four at once.
+extern "C" __global__ void __launch_bounds__(1024) tail(const Planes p, const float* post, float post_eps, float* x, const float* next, float eps, u32 n,
+                                                         const Activation h, const Row* rows, float* features, u32 feature_stride) {
+    __shared__ float shared[33];
+    allow_next();
+    const u64 at = (u64)blockIdx.x * n;
+    // Weights are there before the kernels ahead are done.
+    float4 v[2], w[2], before[2], after[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 e = (i * blockDim.x + threadIdx.x) * 4;
+        before[i] = post ? fours_at(post, e, n) : make_float4(1, 1, 1, 1);
+        after[i] = fours_at(next, e, n);
+    }
+    wait_previous();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 e = (i * blockDim.x + threadIdx.x) * 4;
+        v[i] = fours_at(p.p + at, e, n);
+        w[i] = fours_at(x + at, e, n);
+    }
+    // Three planes are on their way at once.
+#pragma unroll 1
+    for (int k = 1; k < p.count; k += 3) {
+        float4 more[3][2];
+#pragma unroll
+        for (int j = 0; j < 3; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) more[j][i] = fours_at(p.p + at + (k + j) * p.stride, (i * blockDim.x + threadIdx.x) * 4, k + j < p.count ? n : 0);
+#pragma unroll
+        for (int j = 0; j < 3; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) v[i] = add4(v[i], more[j][i]);
+    }
+    float f = post ? rms_fours<2>(v, n, post_eps, shared) : 1.0f;
+    float* kept = features ? features + (u64)rows[blockIdx.x].feature * feature_stride : 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 e = (i * blockDim.x + threadIdx.x) * 4;
+        const float4 b = before[i];
+        v[i] = make_float4(v[i].x * f * b.x + w[i].x, v[i].y * f * b.y + w[i].y, v[i].z * f * b.z + w[i].z, v[i].w * f * b.w + w[i].w);
+        if (e >= n) continue;
+        *(float4*)(x + at + e) = v[i];
+        if (kept) *(float4*)(kept + e) = v[i];
+    }
+    f = rms_fours<2>(v, n, eps, shared);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 e = (i * blockDim.x + threadIdx.x) * 4;
+        if (e >= n) continue;
+        const float4 b = after[i], y = make_float4(v[i].x * f * b.x, v[i].y * f * b.y, v[i].z * f * b.z, v[i].w * f * b.w);
+        if (h.f) *(float4*)(h.f + at + e) = y;
+        *(uint2*)(h.h + at + e) = make_uint2(floats_to_half2(y.x, y.y), floats_to_half2(y.z, y.w));
+    }
+}
+
+// What tail does, for many rows: smaller blocks, so that rows of a multiprocessor wait for memory and for each other in turn.
+// grid: (rows), 256 threads, four values at once; at most 8,192 values a row.
+#define FOURS 8
 extern "C" __global__ void __launch_bounds__(256, 2) tail_rows(const float* p, const float* post, float post_eps, float* x, const float* next, float eps, u32 n, u16* h, const Row* rows,
                                                                float* features, u32 feature_stride) {
     __shared__ float shared[33];
@@ -143,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) tail_rows(const float* p, c
         v[i] = e < n ? *(const float4*)(p + at + e) : make_float4(0, 0, 0, 0);
         w[i] = e < n ? *(const float4*)(x + at + e) : make_float4(0, 0, 0, 0);
     }
-    const float f = post ? rms_fours(v, n, post_eps, shared) : 1.0f;
+    const float f = post ? rms_fours<FOURS>(v, n, post_eps, shared) : 1.0f;
     float* kept = features ? features + (u64)rows[blockIdx.x].feature * feature_stride : 0;
 #pragma unroll
     for (int i = 0; i < FOURS; ++i) {
@@ -154,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) tail_rows(const float* p, c
         *(float4*)(x + at + e) = v[i];
         if (kept) *(float4*)(kept + e) = v[i];
     }
-    const float g = rms_fours(v, n, eps, shared);
+    const float g = rms_fours<FOURS>(v, n, eps, shared);
 #pragma unroll
     for (int i = 0; i < FOURS; ++i) {
         u32 e = (i * 256 + threadIdx.x) * 4;
@@ -182,15 +199,13 @@ extern "C" __global__ void silu_mul(const Planes g, const Planes u, u64 n, const
     wait_previous();
     u64 i = ((u64)blockIdx.x * 256 + threadIdx.x) * 4;
     if (i >= n) return;
+    // Two planes of both are on their way at once.
     float4 a = *(const float4*)(g.p + i), b = *(const float4*)(u.p + i);
-    for (int k = 1; k < g.count; ++k) {
-        float4 more = *(const float4*)(g.p + i + k * g.stride);
-        a = make_float4(a.x + more.x, a.y + more.y, a.z + more.z, a.w + more.w);
-    }
-    for (int k = 1; k < u.count; ++k) {
-        float4 more = *(const float4*)(u.p + i + k * u.stride);
-        b = make_float4(b.x + more.x, b.y + more.y, b.z + more.z, b.w + more.w);
-    }
+    const float4 zero = make_float4(0, 0, 0, 0), c = g.count > 1 ? *(const float4*)(g.p + i + g.stride) : zero, d = u.count > 1 ? *(const float4*)(u.p + i + u.stride) : zero;
+    a = add4(a, c);
+    b = add4(b, d);
+    for (int k = 2; k < g.count; ++k) a = add4(a, *(const float4*)(g.p + i + k * g.stride));
+    for (int k = 2; k < u.count; ++k) b = add4(b, *(const float4*)(u.p + i + k * u.stride));
     float4 v = make_float4(a.x / (1.0f + __expf(-a.x)) * b.x, a.y / (1.0f + __expf(-a.y)) * b.y, a.z / (1.0f + __expf(-a.z)) * b.z, a.w / (1.0f + __expf(-a.w)) * b.w);
     *(float4*)(out.f + i) = v;
     *(uint2*)(out.h + i) = make_uint2(floats_to_half2(v.x, v.y), floats_to_half2(v.z, v.w));
@@ -233,23 +248,24 @@ extern "C" __global__ void __launch_bounds__(1024) gather(const Row* rows, const
     for (u32 e = threadIdx.x; e < n; e += 1024) out[at + e] = h[from + e];
 }
 
-// Index of the largest logit, the lowest among equals. grid: (rows), 1024 threads.
-extern "C" __global__ void __launch_bounds__(1024) argmax(const float* logits, u32 n, u32* best) {
+// The largest logit of each part of a row and its index, the lowest among equals. grid: (rows, parts), 1024 threads.
+extern "C" __global__ void __launch_bounds__(1024) argmax(const float* logits, u32 n, uint2* best) {
     allow_next();
     wait_previous();
     __shared__ float values[32];
     __shared__ u32 at[32];
     const float* row = logits + (u64)blockIdx.x * n;
-    float v = -3.0e38f;
+    const u32 share = (n + gridDim.y - 1) / gridDim.y, first = blockIdx.y * share, end = first + share < n ? first + share : n;
+    float v = __uint_as_float(0xff800000u);   // of a part without logits: minus infinity
     u32 i = 0xffffffffu;
     // Eight loads on the way at once; elements of a thread come in rising order.
-    for (u32 base = threadIdx.x; base < n; base += 8 * 1024) {
+    for (u32 base = first + threadIdx.x; base < end; base += 8 * 1024) {
         float x[8];
 #pragma unroll
-        for (int k = 0; k < 8; ++k) x[k] = base + k * 1024 < n ? row[base + k * 1024] : -3.0e38f;
+        for (int k = 0; k < 8; ++k) x[k] = base + k * 1024 < end ? row[base + k * 1024] : -3.0e38f;
 #pragma unroll
         for (int k = 0; k < 8; ++k)
-            if (base + k * 1024 < n && (x[k] > v || i == 0xffffffffu)) { v = x[k]; i = base + k * 1024; }
+            if (base + k * 1024 < end && (x[k] > v || i == 0xffffffffu)) { v = x[k]; i = base + k * 1024; }
     }
     for (int step = 0; step < 2; ++step) {
 #pragma unroll
@@ -264,5 +280,5 @@ extern "C" __global__ void __launch_bounds__(1024) argmax(const float* logits, u
         v = values[threadIdx.x & 31];
         i = at[threadIdx.x & 31];
     }
-    if (threadIdx.x == 0) best[blockIdx.x] = i;
+    if (threadIdx.x == 0) best[blockIdx.x * gridDim.y + blockIdx.y] = make_uint2(__float_as_uint(v), i);
 }

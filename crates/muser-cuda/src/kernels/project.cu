@@ -23,6 +23,7 @@ struct Product {
     int segments, tiles, cols, n;
     int slices, blocks;   // blocks of a slice
     Masks masks;
+    int late, less;       // blocks of a slice that start last, its first ones; what they have of the list of tiles
 };
 
 // One or two rows have three blocks a multiprocessor, which begin and end one after another; more have one, that reads them once.
@@ -30,6 +31,12 @@ struct Product {
 #define THREADS (WARPS * 32)
 
 extern __shared__ uint4 shared_bytes[];
+
+// Where a block's part of a list of tiles begins.
+__device__ __forceinline__ u32 first_of(const Product& a, u32 list, u32 block) {
+    const u32 late = a.late, less = a.less;
+    return block < late ? less * block / late : less + (list - less) * (block - late) / (a.blocks - late);
+}
 
 // The tile that a warp fetches next.
 struct Cursor {
@@ -41,7 +48,7 @@ __device__ __forceinline__ const u8* start_of(const Product& a, int s) { return 
 __device__ __forceinline__ u32 tiles_of(const Product& a, int s) { return s == 0 ? a.seg[0].tiles : s == 1 ? a.seg[1].tiles : s == 2 ? a.seg[2].tiles : a.seg[3].tiles; }
 
 // Sums of a row of tiles, of which begin..end were multiplied, to their planes. Lane i holds sum i, i + 32, ... of [column][16 rows].
-__device__ __forceinline__ void write(const Product& a, u32 tile, bool starts, bool ends, const float* sums) {
+__device__ __forceinline__ void write(const Product& a, u32 slice, u32 tile, bool starts, bool ends, const float* sums) {
     const int lane = threadIdx.x & 31;
     u32 local = tile;
     int s = 0;
@@ -60,7 +67,7 @@ __device__ __forceinline__ void write(const Product& a, u32 tile, bool starts, b
         float* out = base + (u64)c * stride + row;
         float v = sums[i] * scale;
         if (a.slices > 1) {
-            out[blockIdx.y * plane] = v;
+            out[slice * plane] = v;
         } else {
             out[starts ? 0 : plane] = v;
             if (starts && ends) out[plane] = 0.0f;
@@ -71,7 +78,7 @@ __device__ __forceinline__ void write(const Product& a, u32 tile, bool starts, b
 // Block `block` of a product. Shared: rings, partial sums, zeros, activations, group sums (see Shape in
 // product.rs).
 template <int LAYOUT>
-__device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x_stride, const u32 block) {
+__device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x_stride, const u32 block, const u32 slice) {
     constexpr int STAGES = Kind<LAYOUT>::stages, PARTS = Kind<LAYOUT>::parts, PART_BYTES = Kind<LAYOUT>::part_bytes, SUM_BYTES = Kind<LAYOUT>::sum_bytes;
     constexpr bool spread = Kind<LAYOUT>::spread;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -80,13 +87,13 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
     u32* zeros = (u32*)(sums_of + 2 * WARPS * 16 * COLUMNS);   // 512 bytes
     u32* run = zeros + 128;               // first and number of the block's tiles, for the end: there are no registers to keep them
     u16* xs = (u16*)(run + 4);
-    const u32 all = (a.cols + 255) / 256, most = (all + a.slices - 1) / a.slices, first = blockIdx.y * most;
+    const u32 all = (a.cols + 255) / 256, most = (all + a.slices - 1) / a.slices, first = slice * most;
     const u32 blocks = first >= all ? 0 : (all - first < most ? all - first : most), parts = blocks * PARTS;
     const u32 x_row = most * 256 + 32, sum_row = most * (SUM_BYTES / 2) + 16;   // halves
     u16* sums = xs + COLUMNS * x_row;
     // This block's run of the list of tiles: whole rows of tiles where slices leave their own planes.
     const u32 whole = a.slices == 1 ? 1 : parts, list = a.slices == 1 ? (u32)a.tiles * parts : (u32)a.tiles;
-    const u32 block_from = list * block / a.blocks * whole, block_to = list * (block + 1) / a.blocks * whole;
+    const u32 block_from = first_of(a, list, block) * whole, block_to = first_of(a, list, block + 1) * whole;
     const u32 share = block_to - block_from, from = block_from + share * warp / WARPS, to = block_from + share * (warp + 1) / WARPS;
     const u32 ring_at = (u32)__cvta_generic_to_shared(ring);
     u32 next = from;
@@ -237,7 +244,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
             float v[(16 * COLUMNS + 31) / 32];
 #pragma unroll
             for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i) v[i] = COLUMNS > 1 || lane < 16 ? mine[i * 32 + lane] : 0.0f;
-            write(a, tile, true, true, v);
+            write(a, slice, tile, true, true, v);
             __syncwarp();
         }
         tile += 1;
@@ -259,7 +266,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
             for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i)
                 if (COLUMNS > 1 || lane < 16) v[i] += sums_of[2 * other * 16 * COLUMNS + i * 32 + lane];
         }
-        write(a, cut, (place & 1) != 0, at >= row_end, v);
+        write(a, slice, cut, (place & 1) != 0, at >= row_end, v);
     };
     if (from == to) return;
     const u32 begun = from / parts, left_open = to / parts;
@@ -268,11 +275,26 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
 }
 
 // grid: (blocks of both products, slices), THREADS threads.
-extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 2 ? 3 : 1) project(const Product a, const Product side, const u16* x, const u32 x_stride) {
+extern "C" __global__ void __launch_bounds__(THREADS, COLUMNS <= 2 ? 3 : 1) project(const Product a, const Product side, u32* ticket, const u16* x, const u32 x_stride) {
+    u32 block = blockIdx.x, slice = blockIdx.y;
+    if (COLUMNS > 2 && ticket) {
+        // Blocks on multiprocessors that the kernel before still holds start late, and are given less: they are numbered as they start.
+        u32* mine = (u32*)shared_bytes;
+        if (threadIdx.x == 0) {
+            *mine = atomicAdd(ticket, 1u);
+            if (*mine + 1 == gridDim.x * gridDim.y) *ticket = 0;
+            __threadfence();
+        }
+        __syncthreads();
+        block = *mine / gridDim.y;
+        slice = *mine - block * gridDim.y;
+        block = gridDim.x - 1 - block;
+        __syncthreads();
+    }
 #ifdef SIDE
-    if (blockIdx.x >= a.blocks) return body<SIDE>(side, x, x_stride, blockIdx.x - a.blocks);
+    if (block >= (u32)a.blocks) return body<SIDE>(side, x, x_stride, block - a.blocks, slice);
 #endif
-    body<TYPE>(a, x, x_stride, blockIdx.x);
+    body<TYPE>(a, x, x_stride, block, slice);
 }
 
 // Dequantises a matrix to row-major f16 for a product on many rows, multiplied with `factor` (twice in a register). grid: ceil(tiles *
