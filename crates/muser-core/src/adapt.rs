@@ -28,6 +28,8 @@ impl Costs {
     /// A target pass of so many rows took so long.
     pub fn target(&mut self, rows: usize, seconds: f64) {
         self.target.add(rows, seconds);
+        // Drafts that a bad moment made look costly are forgotten although none follows, if slowly.
+        self.draft.passes += u64::from(self.target.passes.is_multiple_of(4));
     }
 
     /// Drafting of so many rows took so long, with `owed` rows of context that the drafter was given before and those after it.

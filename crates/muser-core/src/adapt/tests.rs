@@ -326,6 +326,23 @@ fn costs_are_interpolated_and_forgotten() {
 }
 
 #[test]
+fn a_bad_moment_does_not_end_drafting() {
+    let mut costs = Costs::default();
+    for rows in [5, 5, 5, 5, 1, 1, 1, 1] {
+        costs.target(rows, 0.9 + 0.1 * rows as f64);
+    }
+    (0..2).for_each(|_| costs.draft(5, 40.0, 0));
+    let plain_steps = (0..)
+        .take_while(|_| {
+            costs.target(1, 1.0);
+            costs.target(5, 1.4);
+            blocks(&costs, &mut [seat(&mut Pace::auto(15), 15)]) == [0]
+        })
+        .count();
+    assert!((1..=256).contains(&plain_steps), "{plain_steps}");
+}
+
+#[test]
 fn a_few_misses_outweigh_many_good_drafts() {
     let mut costs = Costs::default();
     for rows in [16, 16, 16, 8, 8, 8, 5, 5, 5, 2, 2, 2, 1, 1, 1, 1] {
