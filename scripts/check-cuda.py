@@ -10,7 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
 HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh", "cache.cuh"]
 # What stands between these and a file.
-SERVING = {"project.cu": ["tile.cuh"], "attend.cu": ["kv.cuh"], "decode.cu": ["kv.cuh"]}
+SERVING = {"project.cu": ["tile.cuh"], "chain.cu": ["tile.cuh"], "attend.cu": ["kv.cuh"], "decode.cu": ["kv.cuh"]}
 STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "strict_project.cu": ["strict.cuh", "panels.cuh"],
           "strict_pack.cu": ["panels.cuh", "pack.cu"]}
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
@@ -48,7 +48,7 @@ def compile(nvrtc, name, source, arch):
 
 def is_hot(kernel):
     """Kernels of a decode step and of prefill."""
-    return kernel in ("project", "stream", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "k_norm_rope_store",
+    return kernel in ("project", "chain", "stream", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "k_norm_rope_store",
                       "strict_project_1", "strict_project_1_wide", "strict_project_8", "strict_scores", "strict_values")
 
 
@@ -65,7 +65,8 @@ def main():
     sources = [f"#define SOURCE {n}" for n in range(12)]
     types = [f"#define TYPE {t}" for t in range(2, 8)]
     caches = ["", "#define KV_Q8_0"]
-    variants = lambda name: {"attend.cu": caches, "decode.cu": caches, "project.cu": pairs, "stream.cu": types, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
+    chains = [f"#define COLUMNS 1\n#define FIRST {kind.replace('SIDE', 'SECOND')}" for kind in kinds]
+    variants = lambda name: {"chain.cu": chains, "attend.cu": caches, "decode.cu": caches, "project.cu": pairs, "stream.cu": types, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:
         name = os.path.basename(path)

@@ -19,6 +19,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;

@@ -148,7 +148,7 @@ struct Helper {
     }
 };
 
-// Runs a grid of blocks on two processors.
+// Runs a grid of blocks on two processors; so few that they may wait for each other (kernels/chain.cu) all at once.
 static void launch(Index grid, unsigned threads, unsigned shared, void (*kernel)(void**), void** args) {
     if (shared > sizeof shared_memory || threads > 1024) {
         fprintf(stderr, "a launch of %u threads with %u bytes of shared memory\n", threads, shared);
@@ -173,10 +173,11 @@ static void launch(Index grid, unsigned threads, unsigned shared, void (*kernel)
             run_block(b, stacks.at, i * 7);
         }
     };
-    static Helper helper;
-    if (all > 1) helper.start(work);
+    static Helper helpers[3];
+    unsigned more = all > 4 ? 1 : all - 1;
+    for (unsigned i = 0; i < more; ++i) helpers[i].start(work);
     work();
-    if (all > 1) helper.finish();
+    for (unsigned i = 0; i < more; ++i) helpers[i].finish();
 }
 
 // A kernel with its parameters taken from where a launch says they are.

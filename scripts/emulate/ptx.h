@@ -72,4 +72,12 @@ inline uint4 transposed(u32 at) {
         found[m] = shared_at<u16>(slot[8 * m + 2 * t][0] + 2 * g) | (u32)shared_at<u16>(slot[8 * m + 2 * t + 1][0] + 2 * g) << 16;
     return {found[0], found[1], found[2], found[3]};
 }
+inline uint4 load_far(const void* from) {
+    uint4 v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+inline void count_up(u32* counter) { __atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL); }
+inline u32 load_count(const u32* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+inline void stand_by() { std::this_thread::yield(); }
 inline float exp2_fast(float x) { return exp2f(x); }

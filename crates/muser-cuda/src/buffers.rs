@@ -1,5 +1,6 @@
 //! Memory for activations, sized once by the largest pass.
 
+use crate::chain::COUNTERS;
 use crate::gpu::{Gpu, Memory};
 use crate::launch::Activation;
 use crate::many::SLOTS;
@@ -41,6 +42,10 @@ impl Act {
 pub(crate) struct Buffers {
     pub rows: Memory,
     pub x: Memory,
+    /// One row's residual within a layer, and the counters of launches whose blocks wait for each other (kernels/chain.cu); none where
+    /// there are no such launches.
+    pub between: Memory,
+    pub counters: Option<Memory>,
     pub h: Act,
     /// Queries and keys after norm and rotation.
     pub q: Memory,
@@ -168,6 +173,8 @@ impl Buffers {
         Ok(Buffers {
             rows: alloc(rows * ROW_BYTES)?,
             x: alloc(rows * width(Buf::X) * 4)?,
+            between: alloc(width(Buf::X) * 4)?,
+            counters: Some(alloc(model.geometry().layers.len() * COUNTERS * 4)?),
             h: act(Buf::H)?,
             q: f32s(Buf::Q)?,
             q16: alloc(rows * width(Buf::Q) * 2)?,

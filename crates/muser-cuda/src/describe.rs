@@ -1,6 +1,7 @@
 //! The launches of a pass as routes, for people; no card is needed.
 
 use crate::buffers::Buffers;
+use crate::chain::CHAIN_ROOM;
 use crate::device::{check_kv, compile, key};
 use crate::gpu::Card;
 use crate::kv::Kv;
@@ -87,6 +88,13 @@ fn route(group: &[Node], lane: Lane) -> Route {
     let kernel = names.iter().map(counted).collect::<Vec<_>>().join(" + ");
     let starts = |what: &'static str| group.iter().find(|n| n.name.starts_with(what));
     let ways = [
+        (
+            starts("chain"),
+            "chain: a layer's products, norms and SiLU behind attention in one launch",
+            format!(
+                "one row, matrices of at most two layouts, {CHAIN_ROOM} KB of shared memory beside activations"
+            ),
+        ),
         (
             starts("project"),
             "project: tensor cores straight from the quants",

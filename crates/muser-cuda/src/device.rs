@@ -1,6 +1,7 @@
 //! The device: loads a model onto a card, keeps sequences, runs passes as graphs of launches.
 
 use crate::buffers::{BEST_PARTS, Buffers};
+use crate::chain::{self, Lease};
 use crate::describe;
 use crate::gpu::{Card, Gpu, failed};
 use crate::kv::Kv;
@@ -76,6 +77,7 @@ pub struct CudaDevice {
     even: bool,
     asked: usize,
     host: Vec<f32>,
+    _lease: Option<Lease>,
 }
 
 /// Refuses types of keys and values that a lane has no kernels for.
@@ -100,7 +102,8 @@ impl CudaDevice {
     ) -> Result<Self, DeviceError> {
         check_kv(options.lane, options.kv)?;
         let (types, products) = (weights::types(&model), weights::products(&model));
-        let gpu = Gpu::open(options, &types, &products)?;
+        let chained = if options.batch_invariant { None } else { chain::layouts(&model) };
+        let gpu = Gpu::open(options, &types, &products, chained.as_deref())?;
         let (kept, staged) = weights::bytes(&model, options.lane);
         let need = kept + staged.max(Buffers::bytes(&model, options.lane, options.max_rows));
         let (have, total) = gpu.memory()?;
@@ -114,7 +117,12 @@ impl CudaDevice {
         }
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
         let even = options.batch_invariant;
-        let buffers = Buffers::new(Some(&gpu), &model, options.lane, options.max_rows, parts(&model, even))?;
+        let mut buffers =
+            Buffers::new(Some(&gpu), &model, options.lane, options.max_rows, parts(&model, even))?;
+        let lease = chained.and_then(|_| Lease::take(options.index));
+        if lease.is_none() {
+            buffers.counters = None;
+        }
         let types = (options.lane, options.kv);
         let kv = Kv::new(Some(&gpu), &model.plans.caches, types, options.max_rows)?;
         // What the main stream cleared, the side stream may write next.
@@ -131,6 +139,7 @@ impl CudaDevice {
             even,
             asked: 0,
             host: vec![],
+            _lease: lease,
         })
     }
 

@@ -1,5 +1,6 @@
 //! One card: driver context, stream, compiled kernels, memory. The only file that calls the driver.
 
+use crate::chain;
 use crate::device::CudaOptions;
 use crate::kv::suffix;
 use crate::many::{Gemm, SLOTS};
@@ -62,11 +63,18 @@ const ATTENTION: [(&str, &str, &[&str]); 2] = [
     ),
 ];
 
-/// Products of few rows.
+/// Products of few rows, and all of a layer's for one.
 const PROJECT: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/project.cu"));
+const CHAIN: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/chain.cu"));
 
 /// All programs for a model with matrices of these types and products of these layouts; each is compiled by a thread of its own.
-fn sources(types: &[DType], products: &[Vec<Layout>], lane: Lane, kv: KvType) -> Vec<Source> {
+fn sources(
+    types: &[DType],
+    products: &[Vec<Layout>],
+    chained: Option<&[Layout]>,
+    lane: Lane,
+    kv: KvType,
+) -> Vec<Source> {
     let whole = |(name, text, kernels): &(&str, &'static str, &[&'static str])| Source {
         name: name.to_string(),
         defines: String::new(),
@@ -117,7 +125,13 @@ fn sources(types: &[DType], products: &[Vec<Layout>], lane: Lane, kv: KvType) ->
         text,
         kernels: kernels.iter().map(|k| (*k, format!("{k}{}", suffix(kv)))).collect(),
     });
-    common.chain(attention).chain(programs).chain(streams).chain(packs).collect()
+    let chains = chained.into_iter().map(|layouts| Source {
+        name: chain::name(layouts),
+        defines: chain::defines(layouts),
+        text: CHAIN,
+        kernels: vec![("chain", chain::name(layouts))],
+    });
+    common.chain(attention).chain(programs).chain(streams).chain(packs).chain(chains).collect()
 }
 
 /// What every source begins with.
@@ -265,6 +279,7 @@ impl Gpu {
         options: &CudaOptions,
         types: &[DType],
         products: &[Vec<Layout>],
+        chained: Option<&[Layout]>,
     ) -> Result<Self, DeviceError> {
         let (lane, cache) = (options.lane, options.cache.as_deref());
         // SAFETY: only looks for the libraries.
@@ -313,7 +328,7 @@ impl Gpu {
         let mut gpu =
             Gpu { context, stream, side, kernels: HashMap::new(), blas, card, programmatic: major >= 9 };
         let arch = format!("sm_{major}{minor}");
-        let sources = sources(types, products, lane, options.kv);
+        let sources = sources(types, products, chained, lane, options.kv);
         let compile = |source: &Source| {
             let text = [&[source.defines.as_str()], HEADERS.as_slice(), &[source.text]].concat().join("\n");
             crate::nvrtc::cubin(&source.name, &text, &arch, lane, cache)
@@ -329,7 +344,7 @@ impl Gpu {
                 gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
             for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
-                if ["project", "stream", "attend_rows", "attend_few"].contains(kernel)
+                if ["project", "chain", "stream", "attend_rows", "attend_few"].contains(kernel)
                     || kernel.starts_with("strict_project")
                 {
                     let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

@@ -1,6 +1,7 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
 use crate::buffers::{Buffers, TICKETS};
+use crate::chain::COUNTERS;
 use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
@@ -182,6 +183,11 @@ impl<'a> Compiler<'a> {
                 let t = self.weights.matrix(*table)?;
                 let args = Args::default().ptr(b.rows.ptr).ptr(t.ptr).int(t.layout as usize).float(t.scale);
                 let args = args.int(hidden).float(norm_eps.unwrap_or(-1.0)).ptr(b.x.ptr);
+                let counters = b
+                    .counters
+                    .as_ref()
+                    .map_or((0, 0), |c| (c.ptr, self.model.geometry().layers.len() * COUNTERS));
+                let args = args.ptr(counters.0).int(counters.1);
                 self.push(i..i + 1, NORM, "embed", (n, 1, 1), 1024, args)?;
                 Ok(1)
             }
@@ -209,6 +215,9 @@ impl<'a> Compiler<'a> {
                     }
                     other => return Err(self.no_kernel(plan, i, format!("a product that reads {other:?}"))),
                 };
+                if let (Buf::A, Some(count)) = (from, self.chain(i, plan)?) {
+                    return Ok(count);
+                }
                 let matrix = |(slot, out): &(_, Buf)| self.weights.matrix(*slot).map(|m| (m, *out));
                 let outs = outs.iter().map(matrix).collect::<Result<Vec<_>, _>>()?;
                 if self.large() {
@@ -495,9 +504,20 @@ impl<'a> Compiler<'a> {
             let parts: Vec<_> = firsts.map(|first| m.part(first, (m.rows - first).min(most))).collect();
             self.products(steps.clone(), &parts, x.h, (n, m.rows), Out::F32(logits))?;
         }
-        let all = n * m.rows;
-        let args = Args::default().planes(&left).long(all).float(mul).float(cap).ptr(logits);
-        self.push(steps, NORM, "scale_cap", (all.div_ceil(256), 1, 1), 256, args)
+        self.scale_cap(steps, &left, n * m.rows, mul, cap)
+    }
+
+    pub(crate) fn scale_cap(
+        &mut self,
+        steps: Range<usize>,
+        left: &Planes,
+        all: usize,
+        mul: f32,
+        cap: f32,
+    ) -> Result<(), DeviceError> {
+        let logits = self.buffers.logits.ptr;
+        let args = Args::default().planes(left).long(all).float(mul).float(cap).ptr(logits);
+        self.push(steps, "src/kernels/norm.cu", "scale_cap", (all.div_ceil(256), 1, 1), 256, args)
     }
 
     fn attend(

@@ -12,6 +12,7 @@ __device__ __forceinline__ u32 floats_to_half2(float lo, float hi) {
     return (u32)float_to_half(lo) | ((u32)float_to_half(hi) << 16);
 }
 __device__ __forceinline__ float bf16_to_float(u16 b) { return __uint_as_float((u32)b << 16); }
+__device__ __forceinline__ float4 floats(uint4 w) { return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)); }
 
 __device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 

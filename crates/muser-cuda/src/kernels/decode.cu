@@ -29,7 +29,6 @@
 extern __shared__ uint4 shared_bytes[];
 
 __device__ __forceinline__ float4 fma4(float s, float4 a, float4 b) { return make_float4(s * a.x + b.x, s * a.y + b.y, s * a.z + b.z, s * a.w + b.w); }
-__device__ __forceinline__ float4 floats(uint4 w) { return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)); }
 __device__ __forceinline__ float2 turn(float x, float y, float c, float s) { return make_float2(x * c - y * s, x * s + y * c); }
 
 // Registers of keys, once these are used.

@@ -36,11 +36,13 @@ __device__ __forceinline__ float rms(const float* v, u32 n, float eps, float* sh
     return rsqrtf(block_sum(sum, shared) / (float)n + eps);
 }
 
-// x = table[token] (normed without weight where eps >= 0).
-extern "C" __global__ void __launch_bounds__(1024) embed(const Row* rows, const u8* table, int type, float scale, u32 n, float eps, float* x) {
+// x = table[token] (normed without weight where eps >= 0). A pass begins here: what its blocks count in later launches is cleared.
+extern "C" __global__ void __launch_bounds__(1024) embed(const Row* rows, const u8* table, int type, float scale, u32 n, float eps, float* x, u32* counters, u32 count) {
     __shared__ float shared[33];
     allow_next();
     wait_previous();
+    if (blockIdx.x == 0)
+        for (u32 i = threadIdx.x; i < count; i += 1024) counters[i] = 0;
     u32 token = rows[blockIdx.x].token;
     float v[PER_THREAD];
 #pragma unroll

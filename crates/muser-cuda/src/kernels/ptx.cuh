@@ -118,6 +118,21 @@ __device__ __forceinline__ u32 lds16(u32 at) {
     return v;
 }
 
+// What other blocks of this kernel wrote: never from the multiprocessor's own cache.
+__device__ __forceinline__ uint4 load_far(const void* from) {
+    uint4 v;
+    asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+    return v;
+}
+// A counter by which blocks wait for each other; what this thread has seen written is seen by who reads the new count.
+__device__ __forceinline__ void count_up(u32* counter) { asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
+__device__ __forceinline__ u32 load_count(const u32* counter) {
+    u32 v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
+    return v;
+}
+__device__ __forceinline__ void stand_by() {}
+
 // Powers of two, as the multiprocessor's special function gives them.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
