@@ -135,7 +135,12 @@ impl Serve {
         let metrics = Arc::new(Metrics::default());
         let most = engine.info().step_rows;
         if usize::from(self.slots) > most {
-            bail!("a step takes at most {most} rows here: give --slots {most} or fewer");
+            let mend =
+                if self.device.batch_invariant { "leave out --batch-invariant" } else { "a larger --chunk" };
+            bail!(
+                "--slots {}: a step of this device takes at most {most} rows; give --slots {most} or fewer, or {mend}",
+                self.slots
+            );
         }
         let usual = SlotOptions::default();
         // Chunks of a prompt that depend on what else runs would change its bits.
