@@ -68,12 +68,27 @@ def build():
     return build
 
 
+def full_card(environment):
+    """On a card that holds the model and not its context, `--device auto` answers from the CPU and says why."""
+    subprocess.check_call(["cargo", "build", "--locked", "-p", "muser"], cwd=ROOT)
+    command = [os.path.join(ROOT, "target/debug/muser"), "run", "-m", "tests/fixtures/gguf/tiny-Q8_0.gguf", "--raw", "-c", "0", "-n", "1", "--json", "hello"]
+
+    def ran(device, bytes):
+        return subprocess.run([*command, "--device", device], cwd=ROOT, env=environment | {"EMULATED_BYTES": str(bytes)}, capture_output=True, text=True)
+    model = int(re.search(r"needs (\d+) bytes", ran("cuda", 1).stderr)[1])
+    refused, answered = ran("cuda", model), ran("auto", model)
+    why = re.search(r"a context of 131072 tokens .*", refused.stderr)
+    if not why or why[0] not in answered.stderr or '"device":"emulated' in answered.stdout or answered.returncode != 0:
+        sys.exit(f"a context that does not fit: {refused.stderr}{answered.stderr}")
+
+
 def models():
     """Runs muser-cuda's own checks on the emulated card."""
     libraries = build()
     subprocess.check_call(["cargo", "build", "--locked", "-p", "muser-cuda", "--example", "card"], cwd=ROOT)
     card = os.path.join(ROOT, "target/debug/examples/card")
     environment = os.environ | {"LD_LIBRARY_PATH": libraries, "XDG_CACHE_HOME": os.path.join(libraries, "cache")}
+    full_card(environment)
     for arguments in (["check", "24"], ["check", "40", "64"], ["check", "40", "64", "kv=q8_0"], ["state", "kv=q8_0"], ["strict", "p24", "7", "64"]):
         subprocess.check_call(["timeout", "900", card, *arguments], cwd=ROOT, env=environment)
 

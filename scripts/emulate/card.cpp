@@ -30,7 +30,7 @@ static Graph* capturing;
 static std::mutex lock;
 static std::map<u64, std::pair<char*, size_t>> areas;   // address: mapping
 static size_t in_use;
-static const size_t TOTAL = 8ull << 30, PAGE = 4096;
+static const size_t TOTAL = getenv("EMULATED_BYTES") ? strtoull(getenv("EMULATED_BYTES"), 0, 10) : 8ull << 30, PAGE = 4096;
 
 static void run(const Launch& l) {
     void* args[32];

@@ -214,7 +214,7 @@ fn check(count: u32, chunks: &[usize], kv: KvType) {
 /// What saving, restoring, copying and rolling back leave.
 fn state(kv: KvType) {
     let load = |model| -> Box<dyn Device> {
-        let options = CudaOptions { max_rows: 32, kv, ..CudaOptions::default() };
+        let options = CudaOptions { max_rows: Some(32), kv, ..CudaOptions::default() };
         Box::new(CudaDevice::load(model, &options, &mut |_, _| {}).unwrap())
     };
     suite::state(&load, "gguf/tiny-Q8_0.gguf", suite::Exactness::STRICT);
@@ -227,7 +227,7 @@ fn streams(kv: KvType) -> bool {
     let g = Geometry { heads: 32, ..tiny_geometry() };
     let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name("q8_0").unwrap(), 3);
     let model = Arc::new(Model::new(g, Box::new(weights), None).unwrap());
-    let options = CudaOptions { max_rows: 32, kv, ..CudaOptions::default() };
+    let options = CudaOptions { max_rows: Some(32), kv, ..CudaOptions::default() };
     let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
     let mut reference = Reference::new(model.clone(), kv, 32);
     let tokens: Vec<u32> = (0..512).map(|i| (i * 37 + i * i * 11) % 760).collect();
@@ -261,7 +261,7 @@ fn even(types: &[&str], kv: KvType) {
         let model = Arc::new(Model::new(g.clone(), Box::new(weights), None).unwrap());
         let tokens: Vec<u32> = (0..320).map(|i| (i * 37 + i * i * 11) % 760).collect();
         for batch_invariant in [true, false] {
-            let options = CudaOptions { max_rows: 64, kv, batch_invariant, ..CudaOptions::default() };
+            let options = CudaOptions { max_rows: Some(64), kv, batch_invariant, ..CudaOptions::default() };
             let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
             // Keys in two chunks and soon in three; the others' in three and in one.
             let depths: Vec<usize> = [252, 300].into_iter().chain(0..14).collect();
@@ -442,7 +442,7 @@ fn load(
     let model = Arc::new(Model::new(g, Box::new(target), Some((dg, spec, Box::new(drafter)))).unwrap());
     let bytes = model.weight_bytes() as f64;
     println!("random weights: {:.1} s, {:.2} GB", start.elapsed().as_secs_f64(), bytes / 1e9);
-    let max_rows = if lane == Lane::Strict { 64 } else { 2048 };
+    let max_rows = Some(if lane == Lane::Strict { 64 } else { 2048 });
     let options = CudaOptions { max_rows, lane, kv, batch_invariant, ..CudaOptions::default() };
     let mut loaded = None;
     for what in ["loaded", "loaded again, kernels cached,"] {

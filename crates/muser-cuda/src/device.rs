@@ -25,8 +25,8 @@ pub struct CudaOptions {
     pub lane: Lane,
     /// Which card, as the driver counts them.
     pub index: usize,
-    /// Rows that one pass takes at most.
-    pub max_rows: usize,
+    /// Rows that one pass takes at most; none: as many as the card has memory to spare for.
+    pub max_rows: Option<usize>,
     /// Storage of keys and values; the serving lane has f16 and q8_0, the strict lane f16.
     pub kv: KvType,
     /// Serving lane: a row's bits do not depend on the other rows of its pass, up to 32; a pass of few rows takes longer.
@@ -40,7 +40,7 @@ impl Default for CudaOptions {
         CudaOptions {
             lane: Lane::Serving,
             index: 0,
-            max_rows: 512,
+            max_rows: None,
             kv: KvType::F16,
             batch_invariant: false,
             cache: default_cache(),
@@ -90,6 +90,15 @@ pub(crate) fn check_kv(lane: Lane, kv: KvType) -> Result<(), DeviceError> {
     Err(DeviceError::Backend(why.into()))
 }
 
+/// Rows of a pass where no number is asked for: the serving lane's prefill gains up to 2,048, if their buffers are a 32nd of the card's
+/// memory at most. What is free of it does not matter: runs on one card are to have the same bits.
+fn usual_rows(model: &Model, lane: Lane, total: u64) -> usize {
+    const FEW: usize = 512;
+    const MANY: usize = 2048;
+    let spare = lane == Lane::Serving && Buffers::bytes(model, lane, MANY) <= total / 32;
+    if spare { MANY } else { FEW }
+}
+
 /// Programs that are kept; shapes beyond that are compiled again.
 const MOST_PROGRAMS: usize = 256;
 
@@ -105,8 +114,9 @@ impl CudaDevice {
         let chained = if options.batch_invariant { None } else { chain::layouts(&model) };
         let gpu = Gpu::open(options, &types, &products, chained.as_deref())?;
         let (kept, staged) = weights::bytes(&model, options.lane);
-        let need = kept + staged.max(Buffers::bytes(&model, options.lane, options.max_rows));
         let (have, total) = gpu.memory()?;
+        let max_rows = options.max_rows.unwrap_or_else(|| usual_rows(&model, options.lane, total));
+        let need = kept + staged.max(Buffers::bytes(&model, options.lane, max_rows));
         if need > have {
             return Err(DeviceError::Memory {
                 what: format!("the model on {} ({total} bytes)", gpu.card.name),
@@ -117,14 +127,13 @@ impl CudaDevice {
         }
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
         let even = options.batch_invariant;
-        let mut buffers =
-            Buffers::new(Some(&gpu), &model, options.lane, options.max_rows, parts(&model, even))?;
+        let mut buffers = Buffers::new(Some(&gpu), &model, options.lane, max_rows, parts(&model, even))?;
         let lease = chained.and_then(|_| Lease::take(options.index));
         if lease.is_none() {
             buffers.counters = None;
         }
         let types = (options.lane, options.kv);
-        let kv = Kv::new(Some(&gpu), &model.plans.caches, types, options.max_rows)?;
+        let kv = Kv::new(Some(&gpu), &model.plans.caches, types, max_rows)?;
         // What the main stream cleared, the side stream may write next.
         gpu.synchronize()?;
         Ok(CudaDevice {
@@ -135,7 +144,7 @@ impl CudaDevice {
             model,
             gpu,
             lane: options.lane,
-            max_rows: options.max_rows,
+            max_rows,
             even,
             asked: 0,
             host: vec![],
@@ -419,6 +428,20 @@ impl Device for CudaDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use muser_core::Net;
+    use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b, muse_glimmer_30b_drafter};
+
+    /// The release with its drafter, on an H200, an A100 of 80 GB and a card of 24 GB.
+    #[test]
+    fn long_passes_are_for_cards_with_memory_to_spare() {
+        let (g, (dg, spec)) = (muse_glimmer_30b(52), muse_glimmer_30b_drafter(52));
+        let target = Synthetic::shapes(Net::Target, g.clone(), 0, QuantMix::Q4KM);
+        let draft = Synthetic::shapes(Net::Draft, dg.clone(), spec.target_layers.len(), QuantMix::Q4KM);
+        let model = Model::new(g, Box::new(target), Some((dg, spec, Box::new(draft)))).unwrap();
+        let rows = |lane, gigabytes: u64| usual_rows(&model, lane, gigabytes << 30);
+        assert_eq!([140, 80, 24].map(|total| rows(Lane::Serving, total)), [2048, 2048, 512]);
+        assert_eq!(rows(Lane::Strict, 140), 512);
+    }
 
     #[test]
     fn types_of_keys_and_values_without_kernels_are_refused() {

@@ -134,9 +134,9 @@ pub struct DeviceArgs {
     /// CPU: leave weights in the file and unpack them at every use; starts at once, decodes slowly
     #[arg(long)]
     pub mapped: bool,
-    /// Rows that one pass computes at most: prefill goes in chunks of this many
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=8192))]
-    pub chunk: u16,
+    /// Rows that one pass computes at most: prefill goes in chunks of this many [default: 512; 2048 on a card with memory to spare]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8192))]
+    pub chunk: Option<u16>,
     /// Type of cached keys and values
     #[arg(long, value_enum, default_value = "f16")]
     pub kv: KvName,
@@ -158,6 +158,32 @@ impl DeviceArgs {
         self.lane.unwrap_or_default()
     }
 
+    /// Rows of a chunk that every device takes.
+    pub fn chunk(&self) -> usize {
+        self.chunk.map_or(512, usize::from)
+    }
+
+    /// Loads the model on the device that was asked for; a card that was not named must have room for a context of this many tokens.
+    pub fn load_for(&self, context: usize, opened: &Opened) -> Result<Box<dyn Device>> {
+        let mut device = self.load(opened)?;
+        if self.device == DeviceName::Auto && device.info().kind != "cpu" {
+            match device.open(context) {
+                Ok(seq) => device.close(seq),
+                Err(error) => {
+                    drop(device);
+                    return self.load_instead(&error.into(), opened);
+                }
+            }
+        }
+        Ok(device)
+    }
+
+    /// Loads the model on the CPU because no card will do.
+    fn load_instead(&self, error: &anyhow::Error, opened: &Opened) -> Result<Box<dyn Device>> {
+        eprintln!("running on the CPU instead of the card: {error:#}");
+        self.load_on(DeviceName::Cpu, opened)
+    }
+
     /// Loads the model on the device that was asked for.
     pub fn load(&self, opened: &Opened) -> Result<Box<dyn Device>> {
         self.load_on(self.device, opened)
@@ -165,14 +191,11 @@ impl DeviceArgs {
 
     /// Loads the model on this device.
     pub fn load_on(&self, device: DeviceName, opened: &Opened) -> Result<Box<dyn Device>> {
-        let max_rows = usize::from(self.chunk);
+        let max_rows = self.chunk();
         match device {
             DeviceName::Cuda(index) => self.load_cuda(index, opened),
             DeviceName::Auto if self.suits_cuda() && muser_cuda::is_available() => {
-                self.load_cuda(0, opened).or_else(|error| {
-                    eprintln!("{error:#}: running on the CPU");
-                    self.load_on(DeviceName::Cpu, opened)
-                })
+                self.load_cuda(0, opened).or_else(|error| self.load_instead(&error, opened))
             }
             DeviceName::Reference => {
                 Ok(Box::new(Reference::new(opened.model.clone(), self.kv.into(), max_rows)))
@@ -203,7 +226,7 @@ impl DeviceArgs {
         let options = CudaOptions {
             lane: self.lane().into(),
             index,
-            max_rows: usize::from(self.chunk),
+            max_rows: self.chunk.map(usize::from),
             kv: self.kv.into(),
             batch_invariant: self.batch_invariant,
             ..CudaOptions::default()
@@ -223,13 +246,13 @@ impl DeviceArgs {
     ) -> Result<(String, Vec<Route>)> {
         match self.device {
             DeviceName::Cuda(index) => {
-                let most = usize::from(self.chunk).max(rows);
+                let most = self.chunk().max(rows);
                 let (lane, even) = (self.lane().into(), self.batch_invariant);
                 let passes = Describer::new(&opened.model, lane, even, Some(index), most, self.kv.into())?;
                 Ok((passes.card().to_string(), passes.routes(pass, rows, depth)?))
             }
             DeviceName::Reference => {
-                let device = Reference::new(opened.model.clone(), KvType::F16, usize::from(self.chunk));
+                let device = Reference::new(opened.model.clone(), KvType::F16, self.chunk());
                 Ok((device.info().name, device.routes(pass, rows, depth)))
             }
             DeviceName::Auto | DeviceName::Cpu => {

@@ -44,24 +44,19 @@ impl EngineArgs {
         let opened = self.source.open()?;
         let file = opened.gguf.as_ref().context("random weights have no tokenizer")?;
         let text = Text::new(file)?;
-        let engine = self.engine(&opened)?;
         let most = opened.model.geometry().context;
         let context = match self.context {
             None => most.min(DEFAULT_CONTEXT),
             Some(0) => most,
             Some(n) => n.min(most),
         };
-        Ok(Loaded { opened, text, engine, context })
-    }
-
-    /// Loads the device.
-    pub fn engine(&self, opened: &Opened) -> Result<Engine> {
-        let device = self.device.load(opened)?;
+        let device = self.device.load_for(context, &opened)?;
         let mode = match self.draft_rows {
             None => DraftMode::Auto,
             Some(0) => DraftMode::Off,
             Some(rows) => DraftMode::Fixed(rows),
         };
-        Ok(Engine::new(device, opened.model.clone(), mode))
+        let engine = Engine::new(device, opened.model.clone(), mode);
+        Ok(Loaded { opened, text, engine, context })
     }
 }

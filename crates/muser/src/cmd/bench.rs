@@ -56,7 +56,7 @@ impl Bench {
             );
         }
         let start = Instant::now();
-        let mut device = self.device.load(&opened)?;
+        let mut device = self.device.load_for(context, &opened)?;
         let load_seconds = start.elapsed().as_secs_f64();
         let before = measure_limits(device.as_mut(), self.device.threads)?;
         let mut bench = Measuring { args: &self, opened: &opened, device: device.as_mut() };
@@ -68,6 +68,7 @@ impl Bench {
         let groups = self.groups.iter().map(|n| bench.group(usize::from(*n))).collect::<Result<Vec<_>>>()?;
         let after = measure_limits(device.as_mut(), self.device.threads)?;
         let info = device.info();
+        let prefill_rows = self.prefill.min(info.max_rows);
         let report = Report {
             args: &self,
             model: opened.name.clone(),
@@ -79,7 +80,8 @@ impl Bench {
             decode,
             groups,
             drafting,
-            prefill_cost: self.cost(&opened, self.prefill.min(usize::from(self.device.chunk)), 1),
+            prefill_rows,
+            prefill_cost: self.cost(&opened, prefill_rows, 1),
             decode_cost: self.cost(&opened, 1, 1),
         };
         let mut out = std::io::stdout().lock();
@@ -144,7 +146,7 @@ impl Measuring<'_> {
     }
 
     fn prefill(&mut self, seq: SeqId) -> Result<f64> {
-        let (depth, count, chunk) = (self.args.depth, self.args.prefill, usize::from(self.args.device.chunk));
+        let (depth, count, chunk) = (self.args.depth, self.args.prefill, self.device.info().max_rows);
         self.repeat(|m| {
             let mut seconds = 0.0;
             for first in (0..count).step_by(chunk) {
@@ -230,6 +232,7 @@ struct Report<'a> {
     decode: Option<f64>,
     groups: Vec<f64>,
     drafting: Option<Drafting>,
+    prefill_rows: usize,
     prefill_cost: Cost,
     decode_cost: Cost,
 }
@@ -241,8 +244,7 @@ impl Report<'_> {
 
     /// Operations a second of prefill, those of the first chunk taken for all.
     fn prefill_rate(&self) -> Option<f64> {
-        let rows = self.args.prefill.min(usize::from(self.args.device.chunk)) as f64;
-        self.prefill_tok_s().map(|rate| rate / rows * self.prefill_cost.operations as f64)
+        self.prefill_tok_s().map(|rate| rate / self.prefill_rows as f64 * self.prefill_cost.operations as f64)
     }
 
     fn decode_rate(&self) -> Option<f64> {

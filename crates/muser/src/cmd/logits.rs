@@ -39,7 +39,7 @@ impl Logits {
         }
         let mut device = self.device.load(&opened)?;
         let mut file = npy::Writer::create(&self.output, tokens.len(), vocab)?;
-        each(device.as_mut(), &tokens, usize::from(self.device.chunk), &mut |logits| file.row(logits))?;
+        each(device.as_mut(), &tokens, self.device.chunk(), &mut |logits| file.row(logits))?;
         file.finish()
     }
 }

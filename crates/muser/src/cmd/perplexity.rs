@@ -91,7 +91,7 @@ impl Perplexity {
         for (done, window) in windows.iter().enumerate() {
             let tokens: Vec<u32> = bos.into_iter().chain(window.iter().copied()).collect();
             let mut position = 0;
-            each(device.as_mut(), &tokens, usize::from(self.device.chunk), &mut |logits| {
+            each(device.as_mut(), &tokens, self.device.chunk(), &mut |logits| {
                 if position >= first && position + 1 < tokens.len() {
                     let stored = against.as_mut().map(npy::Reader::row).transpose()?;
                     sums.add(logits, tokens[position + 1], stored.as_deref());

@@ -64,7 +64,7 @@ impl ReceiptArgs {
         let opened = SourceArgs { model: self.model, draft: Some(Draft::Off) }.open()?;
         let prompts = self.prompts.ids(opened.model.geometry())?;
         let mut device = self.device.load(&opened)?;
-        let chunk = usize::from(self.device.chunk);
+        let chunk = self.device.chunk();
         let mut runs = vec![];
         for tokens in &prompts {
             runs.push(receipt(&opened.model, device.as_mut(), tokens, chunk, self.span as usize)?);

@@ -124,7 +124,9 @@ impl Serve {
         let vocab = opened.model.geometry().vocab;
         let text = TextModel::from_gguf(&gguf, name, vocab)?;
         let details = ModelDetails::from_gguf(&gguf, opened.model.geometry().context);
-        let device = self.device.load(&opened)?;
+        let most = opened.model.geometry().context;
+        let context = if self.context == 0 { most } else { self.context.min(most) };
+        let device = self.device.load_for(context, &opened)?;
         tracing::info!(device = device.info().name, model = opened.name, "loaded");
         let saved = self.slot_save_path.as_deref().map(|folder| {
             SavedSessions::new(folder, &opened.model, &device.info())
@@ -143,15 +145,19 @@ impl Serve {
             );
         }
         let usual = SlotOptions::default();
-        // Chunks of a prompt that depend on what else runs would change its bits.
-        let busy_chunk = if self.device.batch_invariant { usual.idle_chunk } else { usual.busy_chunk };
+        // Chunks of a prompt that depend on what else runs would change its bits; long ones would keep decoding waiting then.
+        let (idle_chunk, busy_chunk) = if self.device.batch_invariant {
+            (usual.idle_chunk, usual.idle_chunk)
+        } else {
+            (engine.info().max_rows, usual.busy_chunk)
+        };
         let options = SlotOptions {
             slots: usize::from(self.slots),
             context: self.context,
             queue: self.queue,
             host_bytes: self.cache << 20,
+            idle_chunk,
             busy_chunk,
-            ..usual
         };
         let slots = Slots::start(engine, options, metrics.clone())?;
         let generator = Generator {

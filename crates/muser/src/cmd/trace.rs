@@ -97,10 +97,11 @@ impl Trace {
             )
         })?;
         let rows = usize::from(self.rows);
-        if rows > usize::from(self.device.chunk) {
-            bail!("{rows} rows do not fit a pass of {}; raise --chunk or lower --rows", self.device.chunk);
+        let mut device = self.device.load_for(self.depth + rows, &opened)?;
+        let most = device.info().max_rows;
+        if rows > most {
+            bail!("{rows} rows do not fit a pass of {most}; raise --chunk or lower --rows");
         }
-        let mut device = self.device.load(&opened)?;
         let measured = measure(device.as_mut(), &opened, pass, rows, self.depth, self.repeat)?;
         let limits = measure_limits(device.as_mut(), self.device.threads)?;
         let batch = Batch {

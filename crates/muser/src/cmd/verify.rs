@@ -125,7 +125,7 @@ impl Verify {
         let names = [info.name.clone(), format!("the receipt of muser {}", file.muser)];
         let mut report = Report { names, lane: self.device.lane(), prompts: vec![] };
         for want in &wanted {
-            let got = receipt(&opened.model, device.as_mut(), &want.tokens, self.chunk(), want.span)?;
+            let got = receipt(&opened.model, device.as_mut(), &want.tokens, self.device.chunk(), want.span)?;
             let found = match got.mismatch(want) {
                 None => Found::Same,
                 Some(mismatch) => Found::Receipt(mismatch, self.locate(opened, device.as_mut(), want)?),
@@ -141,11 +141,18 @@ impl Verify {
             return Ok(None);
         }
         let mut reference = self.device.load_on(DeviceName::Reference, opened)?;
-        let theirs = receipt(&opened.model, reference.as_mut(), &want.tokens, self.chunk(), want.span)?;
+        let theirs =
+            receipt(&opened.model, reference.as_mut(), &want.tokens, self.device.chunk(), want.span)?;
         if theirs.mismatch(want).is_some() {
             return Ok(None);
         }
-        Ok(first_difference(&opened.model, [device, reference.as_mut()], &want.tokens, self.chunk(), 0.0)?)
+        Ok(first_difference(
+            &opened.model,
+            [device, reference.as_mut()],
+            &want.tokens,
+            self.device.chunk(),
+            0.0,
+        )?)
     }
 
     fn compare(&self, opened: &Opened, devices: Pair) -> Result<Report> {
@@ -159,16 +166,12 @@ impl Verify {
                 &opened.model,
                 [a.as_mut(), b.as_mut()],
                 tokens,
-                self.chunk(),
+                self.device.chunk(),
                 self.tolerance,
             )?;
             report.prompts.push((tokens.len(), difference.map_or(Found::Same, Found::Devices)));
         }
         Ok(report)
-    }
-
-    fn chunk(&self) -> usize {
-        usize::from(self.device.chunk)
     }
 }
 
