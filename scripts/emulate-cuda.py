@@ -69,17 +69,22 @@ def build():
 
 
 def full_card(environment):
-    """On a card that holds the model and not its context, `--device auto` answers from the CPU and says why."""
+    """On a card that holds the model and not its context, `--device auto` answers from the CPU and says why; as many layers as it says fit
+    run on it, and not one more."""
     subprocess.check_call(["cargo", "build", "--locked", "-p", "muser"], cwd=ROOT)
     command = [os.path.join(ROOT, "target/debug/muser"), "run", "-m", "tests/fixtures/gguf/tiny-Q8_0.gguf", "--raw", "-c", "0", "-n", "1", "--json", "hello"]
 
-    def ran(device, bytes):
-        return subprocess.run([*command, "--device", device], cwd=ROOT, env=environment | {"EMULATED_BYTES": str(bytes)}, capture_output=True, text=True)
+    def ran(device, bytes, *more):
+        return subprocess.run([*command, "--device", device, *more], cwd=ROOT, env=environment | {"EMULATED_BYTES": str(bytes)}, capture_output=True, text=True)
     model = int(re.search(r"needs (\d+) bytes", ran("cuda", 1).stderr)[1])
     refused, answered = ran("cuda", model), ran("auto", model)
     why = re.search(r"a context of 131072 tokens .*", refused.stderr)
     if not why or why[0] not in answered.stderr or '"device":"emulated' in answered.stdout or answered.returncode != 0:
         sys.exit(f"a context that does not fit: {refused.stderr}{answered.stderr}")
+    fit = int(re.search(r"--gpu-layers (\d+) fits", refused.stderr)[1])
+    some, more = [ran("cuda", model, "--gpu-layers", str(n)) for n in (fit, fit + 1)]
+    if some.returncode != 0 or "the rest on emulated" not in some.stdout or f"--gpu-layers {fit} fits" not in more.stderr:
+        sys.exit(f"{fit} layers were to fit: {some.stderr}{more.stderr}")
 
 
 def models():
@@ -89,7 +94,7 @@ def models():
     card = os.path.join(ROOT, "target/debug/examples/card")
     environment = os.environ | {"LD_LIBRARY_PATH": libraries, "XDG_CACHE_HOME": os.path.join(libraries, "cache")}
     full_card(environment)
-    for arguments in (["check", "24"], ["check", "40", "64"], ["check", "40", "64", "kv=q8_0"], ["state", "kv=q8_0"], ["strict", "p24", "7", "64"]):
+    for arguments in (["check", "24"], ["check", "40", "64"], ["check", "40", "64", "kv=q8_0"], ["state", "kv=q8_0"], ["strict", "p24", "7", "64"], ["split"]):
         subprocess.check_call(["timeout", "900", card, *arguments], cwd=ROOT, env=environment)
 
 

@@ -48,8 +48,8 @@ impl Row {
 /// What a device says of itself.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// `cpu`, `cuda`, `reference`.
-    pub kind: &'static str,
+    /// `cpu`, `cuda`, `reference`; of a [`crate::Split`] also how it is split.
+    pub kind: String,
     /// Model of the processor or card, instruction set, threads.
     pub name: String,
     /// Arithmetic.
@@ -150,7 +150,8 @@ pub trait Device: Send {
     fn copy(&mut self, from: SeqId, to: SeqId, len: usize) -> Result<(), DeviceError>;
     /// The state of the first `len` positions (for rings: what a row at `len` or later can see) as bytes.
     fn save(&mut self, seq: SeqId, len: usize) -> Result<Vec<u8>, DeviceError>;
-    /// Restores what [`Device::save`] gave, on the same kind of device with the same model.
+    /// Restores what [`Device::save`] gave, on the same kind of device with the same model. Where that fails, what the sequence holds
+    /// can't be used.
     fn restore(&mut self, seq: SeqId, len: usize, state: &[u8]) -> Result<(), DeviceError>;
     /// Runs a pass over `rows`.
     fn run(
@@ -165,9 +166,17 @@ pub trait Device: Send {
     fn best(&mut self) -> Result<Vec<u32>, DeviceError>;
     /// The kernels that a pass over `rows` rows at depth `depth` runs, in order.
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route>;
-    /// What the hardware can do, measured now; `None` where this is the host's processor.
-    fn limits(&mut self) -> Result<Option<Limits>, DeviceError> {
-        Ok(None)
+    /// What the hardware can do, measured now: from which step of a pass on, and `None` where this is the host's processor.
+    fn limits(&mut self, _pass: Pass) -> Result<Vec<(usize, Option<Limits>)>, DeviceError> {
+        Ok(vec![(0, None)])
+    }
+    /// Rows of a buffer as the last pass of the first part of a model left them ([`crate::Split`]).
+    fn fetch(&mut self, _buf: Buf, _rows: Range<usize>) -> Result<Vec<f32>, DeviceError> {
+        Err(DeviceError::Backend("this device can't run the first part of a model".into()))
+    }
+    /// Rows of a buffer, from row `first` on, for the next pass of the second part.
+    fn place(&mut self, _buf: Buf, _first: usize, _values: &[f32]) -> Result<(), DeviceError> {
+        Err(DeviceError::Backend("this device can't run the second part of a model".into()))
     }
 }
 

@@ -13,6 +13,7 @@ pub mod plan;
 pub mod receipt;
 pub mod sample;
 pub mod session;
+pub mod split;
 pub mod stop;
 pub mod strict;
 
@@ -23,3 +24,4 @@ pub use model::{Model, ModelError, TensorView};
 pub use oracle::Reference;
 pub use plan::{Buf, Kind, Mask, Net, Op, Pass, Plan, Plans, Slot, Step};
 pub use session::{Constraint, Flow, Session};
+pub use split::Split;

@@ -12,6 +12,7 @@ use crate::plan::{Kind, Net, Pass, Plans, Slot};
 use muser_format::{DType, FormatError};
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A weight as it stands in its file: `rows` outputs of `cols` inputs, row-major blocks. Vectors have one row.
@@ -60,7 +61,7 @@ pub struct Model {
     pub plans: Plans,
     /// Shape and type of every weight of the plans.
     pub slots: HashMap<Slot, (DType, usize, usize)>,
-    weights: Vec<Box<dyn Weights>>,
+    weights: Vec<Arc<dyn Weights>>,
 }
 
 /// What is wrong with a model's files.
@@ -89,8 +90,8 @@ impl Model {
         draft: Option<Drafter>,
     ) -> Result<Self, ModelError> {
         let plans = Plans::new(&target, draft.as_ref().map(|(g, s, _)| (g, s)));
-        let mut all = vec![weights];
-        all.extend(draft.map(|(_, _, w)| w));
+        let mut all: Vec<Arc<dyn Weights>> = vec![weights.into()];
+        all.extend(draft.map(|(_, _, w)| w.into()));
         let mut model = Model { plans, slots: HashMap::new(), weights: all };
         model.check()?;
         Ok(model)
@@ -117,28 +118,40 @@ impl Model {
 
     fn check(&mut self) -> Result<(), ModelError> {
         let mut slots = HashMap::new();
-        for pass in [Pass::Target, Pass::Inject, Pass::Draft] {
-            let Some(plan) = self.plans.get(pass) else { continue };
-            for step in &plan.steps {
-                for (slot, rows, cols) in shapes(&self.plans, pass, &step.op) {
-                    let t = self.tensor(slot)?;
-                    if (t.rows, t.cols) != (rows, cols) {
-                        return Err(ModelError::Shape {
-                            name: slot.to_string(),
-                            rows: t.rows,
-                            cols: t.cols,
-                            want_rows: rows,
-                            want_cols: cols,
-                            why: "the geometry in the file's metadata",
-                        });
-                    }
-                    slots.insert(slot, (t.dtype, rows, cols));
-                }
+        for (slot, rows, cols) in weights(&self.plans) {
+            let t = self.tensor(slot)?;
+            if (t.rows, t.cols) != (rows, cols) {
+                return Err(ModelError::Shape {
+                    name: slot.to_string(),
+                    rows: t.rows,
+                    cols: t.cols,
+                    want_rows: rows,
+                    want_cols: cols,
+                    why: "the geometry in the file's metadata",
+                });
             }
+            slots.insert(slot, (t.dtype, rows, cols));
         }
         self.slots = slots;
         Ok(())
     }
+
+    /// The model as two devices run it together ([`Plans::split`]): each part has the weights and caches of its own steps alone.
+    pub fn split(&self, layer: usize) -> Option<[Model; 2]> {
+        let part = |plans: Plans| {
+            let shape = |(slot, ..): (Slot, _, _)| self.slots.get(&slot).map(|shape| (slot, *shape));
+            let slots = weights(&plans).into_iter().filter_map(shape).collect();
+            Model { plans, slots, weights: self.weights.clone() }
+        };
+        self.plans.split(layer).map(|parts| parts.map(part))
+    }
+}
+
+/// Slots of all plans with the shapes that they demand.
+fn weights(plans: &Plans) -> Vec<(Slot, usize, usize)> {
+    let passes = [Pass::Target, Pass::Inject, Pass::Draft];
+    let all = passes.into_iter().filter_map(|pass| plans.get(pass));
+    all.flat_map(|plan| plan.steps.iter().flat_map(|step| shapes(plans, plan.pass, &step.op))).collect()
 }
 
 /// Slots of an operation with the shape that the plan's geometry demands.

@@ -11,6 +11,7 @@ use crate::plan::{Buf, Op, Pass, Slot};
 use crate::strict;
 use state::Sequence;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -215,7 +216,7 @@ fn rotate(head: &mut [f32], pos: u32, pairs: RopePairs, theta: f64) {
 impl Device for Reference {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
-            kind: "reference",
+            kind: "reference".into(),
             name: "f32 reference".into(),
             lane: Lane::Strict,
             max_rows: self.max_rows,
@@ -282,6 +283,25 @@ impl Device for Reference {
         let n = self.model.geometry().vocab;
         let logits = self.bufs.get(&Buf::Logits).map_or(&[][..], |l| l);
         Ok(logits.chunks_exact(n).map(crate::device::argmax).collect())
+    }
+
+    fn fetch(&mut self, buf: Buf, rows: Range<usize>) -> Result<Vec<f32>, DeviceError> {
+        let width = self.model.plans.width(Pass::Target, buf);
+        let held = self.bufs.get(&buf).and_then(|held| held.get(rows.start * width..rows.end * width));
+        Ok(held
+            .ok_or_else(|| DeviceError::Backend(format!("no pass left rows {rows:?} of {buf:?}")))?
+            .to_vec())
+    }
+
+    fn place(&mut self, buf: Buf, first: usize, values: &[f32]) -> Result<(), DeviceError> {
+        let width = self.model.plans.width(Pass::Target, buf);
+        let data = self.bufs.entry(buf).or_default();
+        // Features are kept; what another batch left of other buffers is gone.
+        let kept =
+            if buf == Buf::Features { 2 * self.max_rows * width } else { first * width + values.len() };
+        data.resize(kept, 0.0);
+        data[first * width..][..values.len()].copy_from_slice(values);
+        Ok(())
     }
 
     fn routes(&self, pass: Pass, _rows: usize, _depth: usize) -> Vec<Route> {

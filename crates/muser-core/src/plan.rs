@@ -1,6 +1,7 @@
 //! The forward pass as data: a [`Plan`] is an ordered list of [`Step`]s that every device runs.
 
 mod draft;
+mod part;
 mod target;
 
 use crate::geometry::{CacheSpec, DraftSpec, Geometry, RopePairs};

@@ -14,6 +14,7 @@ use muser_core::{
     Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Model, Observer, Pass, Route, Row, SeqId, Slot,
 };
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How a device is set up.
@@ -202,7 +203,7 @@ impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {
         let packed: usize = self.matrices.values().filter(|m| m.at.is_some()).map(Matrix::bytes).sum();
         DeviceInfo {
-            kind: "cpu",
+            kind: "cpu".into(),
             name: format!("{}, {}, {} threads", crate::isa::features().model, self.isa, self.pool.threads()),
             lane: self.lane,
             max_rows: self.max_rows,
@@ -255,6 +256,22 @@ impl Device for CpuDevice {
         let n = self.model.geometry().vocab;
         let logits = self.bufs.get(&Buf::Logits).map_or(&[][..], |l| &l[..self.logit_rows * n]);
         Ok(logits.chunks_exact(n).map(argmax).collect())
+    }
+
+    fn fetch(&mut self, buf: Buf, rows: Range<usize>) -> Result<Vec<f32>, DeviceError> {
+        let width = self.model.plans.width(Pass::Target, buf);
+        let held = self.bufs.get(&buf).and_then(|held| held.get(rows.start * width..rows.end * width));
+        Ok(held
+            .ok_or_else(|| DeviceError::Backend(format!("no pass left rows {rows:?} of {buf:?}")))?
+            .to_vec())
+    }
+
+    fn place(&mut self, buf: Buf, first: usize, values: &[f32]) -> Result<(), DeviceError> {
+        let width = self.model.plans.width(Pass::Target, buf);
+        let mut data = self.take(Pass::Target, buf, first + values.len() / width.max(1));
+        data[first * width..][..values.len()].copy_from_slice(values);
+        self.bufs.insert(buf, data);
+        Ok(())
     }
 
     fn routes(&self, pass: Pass, rows: usize, _depth: usize) -> Vec<Route> {

@@ -1,7 +1,8 @@
 //! Checks and measures the CUDA device on the card of this machine; run from the repository's root.
 //!
 //! `card check [tokens [chunks]]` compares it with the f32 reference on the fixtures, `card strict [prompt [chunks]]` the strict lane's
-//! bits, `card even [quants]` those of batch-invariant rows, `card state` what becomes of saved sequences;
+//! bits, `card even [quants]` those of batch-invariant rows, `card state` what becomes of saved sequences, `card split` models of which
+//! it has the last layers alone;
 //! `card speed [quant [layers [strict|even]]]` measures the release's geometry on random weights, `card prefill [quant [layers [rows]]]`
 //! only its passes of many rows. `kv=q8_0` anywhere behind that keeps keys and values so. A comparison that fails ends with status 1.
 #![allow(clippy::unwrap_used)]
@@ -12,6 +13,7 @@ use muser_core::receipt::receipt;
 use muser_core::{
     Buf, Device, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId, Slot, TensorView,
 };
+use muser_cpu::{CpuDevice, CpuOptions};
 use muser_cuda::{CudaDevice, CudaOptions};
 use muser_format::DType;
 use muser_testkit::suite;
@@ -33,6 +35,7 @@ fn main() {
             check(args.get(2).map_or(300, |n| n.parse().unwrap()), &chunks(&[1, 3, 8, 13, 64, 300]), kv);
         }
         Some("state") => state(kv),
+        Some("split") => split(),
         Some("strict") => strict(args.get(2).map(String::as_str), &chunks(&[1, 7, 64, 512])),
         Some("speed") => speed(
             args.get(2).map_or("q4_k_m", String::as_str),
@@ -57,7 +60,7 @@ fn main() {
             kernels(&model, &mut device, seq, &rows);
         }
         _ => eprintln!(
-            "card check [tokens [chunks]] | card state | card strict [prompt [chunks]] | card even [quants] | \
+            "card check [tokens [chunks]] | card state | card split | card strict [prompt [chunks]] | card even [quants] | \
              card speed [quant [layers [strict|even]]] | card prefill [quant [layers [rows]]] | and kv=q8_0"
         ),
     }
@@ -219,6 +222,53 @@ fn state(kv: KvType) {
     };
     suite::state(&load, "gguf/tiny-Q8_0.gguf", suite::Exactness::STRICT);
     println!("saved, restored, copied and rolled back: same bits");
+}
+
+/// The CPU runs the first layers, the card the rest: in the strict lane the bits of one device, drafter and saved states included; in
+/// the serving lane logits as near as the CPU's alone, through passes of one row, of few and of many.
+fn split() {
+    let cuda = |lane| {
+        move |model| -> Box<dyn Device> {
+            let options = CudaOptions { lane, max_rows: Some(64), ..CudaOptions::default() };
+            Box::new(CudaDevice::load(model, &options, &mut |_, _| {}).unwrap())
+        }
+    };
+    let cpu = |lane| {
+        move |model| -> Box<dyn Device> {
+            let options = CpuOptions { lane, max_rows: 64, ..CpuOptions::default() };
+            Box::new(CpuDevice::load(model, &options, &mut |_, _| {}).unwrap())
+        }
+    };
+    let tokens: Vec<u32> = (0..60).map(|i| (i * 37 + i * i * 11) % 760).collect();
+    let mut wrong = 0;
+    let (first, last) = (cpu(Lane::Strict), cuda(Lane::Strict));
+    for (name, model) in fixtures() {
+        let layers = model.geometry().layers.len();
+        for layer in if model.plans.draft.is_some() { 1..layers } else { 2..3 } {
+            let mut one = Reference::new(model.clone(), KvType::F16, 64);
+            let mut two = suite::split(&first, &last, layer)(model.clone());
+            let found = first_difference(&model, [&mut one, two.as_mut()], &tokens[..24], 17, 0.0).unwrap();
+            wrong += usize::from(found.is_some());
+            let found = found.map_or("same bits".to_string(), |d| d.to_string());
+            println!("{name}, {layer} layers before the card's: {found}");
+        }
+    }
+    let make = suite::split(&first, &last, 3);
+    suite::state(&make, "gguf/tiny-Q8_0.gguf", suite::Exactness::STRICT);
+    let (first, last) = (cpu(Lane::Serving), cuda(Lane::Serving));
+    for (name, model) in fixtures() {
+        let vocab = model.geometry().vocab;
+        let logits = |mut device: Box<dyn Device>, chunk| suite::prefill(device.as_mut(), &tokens, chunk).1;
+        let want = logits(Box::new(Reference::new(model.clone(), KvType::F16, 64)), 60);
+        let most = 1.05 * muser_testkit::mean_kl(&want, &logits(first(model.clone()), 60), vocab);
+        for (layer, chunk) in [(1, 1), (1, 60), (5, 1), (5, 7), (5, 60)] {
+            let got = logits(suite::split(&first, &last, layer)(model.clone()), chunk);
+            let what = format!("{name}, {layer} layers before the card's, {chunk} rows a pass");
+            wrong += usize::from(!compare(&what, &want, &got, vocab, most));
+        }
+    }
+    println!("{wrong} differ");
+    std::process::exit(i32::from(wrong > 0));
 }
 
 /// Two sequences in one pass: one whose rings have turned and whose keys are split among blocks, and a short one. What keys get lost

@@ -253,6 +253,16 @@ impl Buffers {
         }
     }
 
+    /// Where rows of another device's part of the model go.
+    pub fn handed(&mut self, buf: Buf) -> Result<&mut Memory, DeviceError> {
+        match buf {
+            Buf::X => Ok(&mut self.x),
+            Buf::P => Ok(&mut self.raw.p),
+            Buf::Features => Ok(&mut self.features),
+            _ => Err(DeviceError::Backend(format!("{buf:?} is nothing that a device hands over"))),
+        }
+    }
+
     /// The f32 rows of a buffer.
     pub fn memory(&self, buf: Buf) -> &Memory {
         match buf {

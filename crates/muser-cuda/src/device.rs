@@ -3,8 +3,9 @@
 use crate::buffers::{BEST_PARTS, Buffers};
 use crate::chain::{self, Lease};
 use crate::describe;
+use crate::fit::{self, Need};
 use crate::gpu::{Card, Gpu, failed};
-use crate::kv::Kv;
+use crate::kv::{Kv, SPARED};
 use crate::launch::{Args, Halves, Left, Planes};
 use crate::program::{Compiler, Key, Node, SMALL, Work, parts};
 use crate::strict;
@@ -31,6 +32,8 @@ pub struct CudaOptions {
     pub kv: KvType,
     /// Serving lane: a row's bits do not depend on the other rows of its pass, up to 32; a pass of few rows takes longer.
     pub batch_invariant: bool,
+    /// Sequences that will be open, and positions of each: said is what fits beside them, where the model does not.
+    pub wanted: (usize, usize),
     /// Folder that keeps compiled kernels; none compiles them at every start.
     pub cache: Option<PathBuf>,
 }
@@ -43,6 +46,7 @@ impl Default for CudaOptions {
             max_rows: None,
             kv: KvType::F16,
             batch_invariant: false,
+            wanted: (1, 4096),
             cache: default_cache(),
         }
     }
@@ -72,9 +76,8 @@ pub struct CudaDevice {
     weights: Weights,
     model: Arc<Model>,
     gpu: Gpu,
-    lane: Lane,
+    options: CudaOptions,
     max_rows: usize,
-    even: bool,
     asked: usize,
     host: Vec<f32>,
     _lease: Option<Lease>,
@@ -90,13 +93,15 @@ pub(crate) fn check_kv(lane: Lane, kv: KvType) -> Result<(), DeviceError> {
     Err(DeviceError::Backend(why.into()))
 }
 
+/// Rows of a pass where no number is asked for and memory is short.
+pub(crate) const FEW_ROWS: usize = 512;
+
 /// Rows of a pass where no number is asked for: the serving lane's prefill gains up to 2,048, if their buffers are a 32nd of the card's
 /// memory at most. What is free of it does not matter: runs on one card are to have the same bits.
 fn usual_rows(model: &Model, lane: Lane, total: u64) -> usize {
-    const FEW: usize = 512;
     const MANY: usize = 2048;
     let spare = lane == Lane::Serving && Buffers::bytes(model, lane, MANY) <= total / 32;
-    if spare { MANY } else { FEW }
+    if spare { MANY } else { FEW_ROWS }
 }
 
 /// Programs that are kept; shapes beyond that are compiled again.
@@ -113,16 +118,18 @@ impl CudaDevice {
         let (types, products) = (weights::types(&model), weights::products(&model));
         let chained = if options.batch_invariant { None } else { chain::layouts(&model) };
         let gpu = Gpu::open(options, &types, &products, chained.as_deref())?;
-        let (kept, staged) = weights::bytes(&model, options.lane);
         let (have, total) = gpu.memory()?;
         let max_rows = options.max_rows.unwrap_or_else(|| usual_rows(&model, options.lane, total));
-        let need = kept + staged.max(Buffers::bytes(&model, options.lane, max_rows));
+        let options = &CudaOptions { max_rows: Some(max_rows), ..options.clone() };
+        let need = Need::of(&model, options, 0, 0)?.while_loading();
         if need > have {
+            let fits = fit::layers(&model, options, options.wanted, |need| need.in_all() <= have)?;
             return Err(DeviceError::Memory {
                 what: format!("the model on {} ({total} bytes)", gpu.card.name),
                 need,
                 have,
-                mend: "free the card, choose a smaller quantisation, or use --device cpu".into(),
+                mend: fit::told(fits, options.wanted)
+                    + "free the card, choose a smaller quantisation, or use --device cpu",
             });
         }
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
@@ -143,9 +150,8 @@ impl CudaDevice {
             weights,
             model,
             gpu,
-            lane: options.lane,
+            options: options.clone(),
             max_rows,
-            even,
             asked: 0,
             host: vec![],
             _lease: lease,
@@ -154,7 +160,7 @@ impl CudaDevice {
 
     fn compile(&self, key: Key) -> Result<Vec<Node>, DeviceError> {
         let (card, model) = (&self.gpu.card, &self.model);
-        compile(card, model, &self.weights, &self.kv, &self.buffers, self.lane, key)
+        compile(card, model, &self.weights, &self.kv, &self.buffers, self.options.lane, key)
     }
 
     fn submit(&self, node: &Node) -> Result<(), DeviceError> {
@@ -319,16 +325,28 @@ pub(crate) fn compile(
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
-            kind: "cuda",
+            kind: "cuda".into(),
             name: format!("{}, {} multiprocessors", self.gpu.card.name, self.gpu.card.room.processors),
-            lane: self.lane,
+            lane: self.options.lane,
             max_rows: self.max_rows,
-            step_rows: if self.even && self.lane == Lane::Serving { SMALL } else { self.max_rows },
+            step_rows: if self.options.batch_invariant && self.options.lane == Lane::Serving {
+                SMALL
+            } else {
+                self.max_rows
+            },
             weight_bytes: self.weights.bytes,
         }
     }
 
     fn open(&mut self, context: usize) -> Result<SeqId, DeviceError> {
+        let have = self.gpu.memory()?.0;
+        self.kv.check(context, have, || {
+            let (held, open) = self.kv.held();
+            let wanted = (self.options.wanted.0.max(open + 1), context);
+            let room = have + held + Need::of(&self.model, &self.options, 0, 0)?.weights;
+            let fits = |need: Need| need.weights + need.caches + SPARED <= room;
+            Ok(fit::told(fit::layers(&self.model, &self.options, wanted, fits)?, wanted))
+        })?;
         self.kv.open(&self.gpu, context)
     }
 
@@ -360,7 +378,7 @@ impl Device for CudaDevice {
             self.programs.clear();
         }
         let depth = rows.iter().map(|r| r.pos as usize + 1).max().unwrap_or(1);
-        let key = key(self.lane, self.even, pass, rows.len(), asked, depth);
+        let key = key(self.options.lane, self.options.batch_invariant, pass, rows.len(), asked, depth);
         self.upload_rows(rows)?;
         self.prepare(key)?;
         if pass != Pass::Inject {
@@ -415,13 +433,34 @@ impl Device for CudaDevice {
         Ok(bytes.chunks_exact(BEST_PARTS * 8).map(largest).collect())
     }
 
-    fn limits(&mut self) -> Result<Option<Limits>, DeviceError> {
-        crate::probe::limits(&self.gpu).map(Some)
+    fn limits(&mut self, _pass: Pass) -> Result<Vec<(usize, Option<Limits>)>, DeviceError> {
+        crate::probe::limits(&self.gpu).map(|limits| vec![(0, Some(limits))])
+    }
+
+    fn place(&mut self, buf: Buf, first: usize, values: &[f32]) -> Result<(), DeviceError> {
+        let at = first * self.model.plans.width(Pass::Target, buf) * 4;
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.gpu.upload(self.buffers.handed(buf)?, at, &bytes)?;
+        // As the embedding would, which another device has done.
+        match &mut self.buffers.counters {
+            Some(counters) if buf == Buf::X => {
+                let zeros = vec![0; chain::COUNTERS * 4 * self.model.geometry().layers.len()];
+                self.gpu.upload(counters, 0, &zeros)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Vec<Route> {
-        let key = key(self.lane, self.even, pass, rows, describe::asked(pass, rows), depth);
-        self.compile(key).map(|nodes| describe::routes(&nodes, self.lane)).unwrap_or_default()
+        let key = key(
+            self.options.lane,
+            self.options.batch_invariant,
+            pass,
+            rows,
+            describe::asked(pass, rows),
+            depth,
+        );
+        self.compile(key).map(|nodes| describe::routes(&nodes, self.options.lane)).unwrap_or_default()
     }
 }
 

@@ -11,7 +11,7 @@ pub(crate) const SLOTS: usize = 64;
 const MOST_PLANES: usize = 4;
 
 /// Bytes that caches leave free: graphs of launches and longer logits come later.
-const SPARED: u64 = 64 << 20;
+pub(crate) const SPARED: u64 = 64 << 20;
 
 /// Bytes of a row of each plane of a cache: keys, values; of q8_0 also their factors (kernels/kv.cuh).
 fn widths(kv: KvType, spec: &CacheSpec) -> Vec<usize> {
@@ -86,13 +86,24 @@ impl Kv {
     }
 
     /// Bytes of a sequence of `context` positions.
-    fn bytes(&self, kv: KvType, context: usize) -> u64 {
+    pub fn bytes(&self, kv: KvType, context: usize) -> u64 {
         let each = |s: &CacheSpec| (self.capacity(s, context) * width(kv, s)) as u64;
         self.specs.iter().map(each).sum()
     }
 
-    /// Refuses a context that needs more than the `have` bytes that are free.
-    fn check(&self, context: usize, have: u64) -> Result<(), DeviceError> {
+    /// Bytes of the sequences that are open, and how many these are.
+    pub fn held(&self) -> (u64, usize) {
+        (self.sequences.values().map(|s| self.bytes(self.kv, s.context)).sum(), self.sequences.len())
+    }
+
+    /// Refuses a context that needs more than the `have` bytes that are free; `fewer` tells which layers would leave room.
+    pub fn check(
+        &self,
+        context: usize,
+        have: u64,
+        fewer: impl Fn() -> Result<String, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let have = have.saturating_sub(SPARED);
         let need = self.bytes(self.kv, context);
         if need <= have {
             return Ok(());
@@ -101,7 +112,7 @@ impl Kv {
         if self.lane == Lane::Serving && self.kv == KvType::F16 {
             mend += &format!(", {} with --kv q8_0", self.fits(KvType::Q8_0, have));
         }
-        mend += ": give a smaller --context or close other sequences";
+        mend += &format!(": {}give a smaller --context or close other sequences", fewer()?);
         Err(DeviceError::Memory { what: format!("a context of {context} tokens"), need, have, mend })
     }
 
@@ -116,7 +127,6 @@ impl Kv {
     }
 
     pub fn open(&mut self, gpu: &Gpu, context: usize) -> Result<SeqId, DeviceError> {
-        self.check(context, gpu.memory()?.0.saturating_sub(SPARED))?;
         let slot = *self.free.last().ok_or_else(|| DeviceError::Memory {
             what: "another sequence".into(),
             need: SLOTS as u64 + 1,
@@ -266,14 +276,15 @@ mod tests {
         let model = Model::new(geometry, Box::new(weights), None).unwrap();
         let kv = |lane, kv| Kv::new(None, &model.plans.caches, (lane, kv), 512).unwrap();
         let have = 4_000_000_000;
+        let check = |kv: &Kv, n| kv.check(n, have + SPARED, || Ok(String::new()));
         let mut fits = vec![];
         for of in [KvType::F16, KvType::Q8_0] {
             let n = kv(Lane::Serving, of).fits(of, have);
             assert!(cache_bytes(&model, of, n, 512) <= have && cache_bytes(&model, of, n + 1, 512) > have);
-            assert!(kv(Lane::Serving, of).check(n, have).is_ok());
+            assert!(check(&kv(Lane::Serving, of), n).is_ok());
             fits.push(n.to_string());
         }
-        let refusal = |lane, of| kv(lane, of).check(1_000_000, have).unwrap_err().to_string();
+        let refusal = |lane, of| check(&kv(lane, of), 1_000_000).unwrap_err().to_string();
         let told = refusal(Lane::Serving, KvType::F16);
         assert!(told.contains(&format!("{} tokens fit, {} with --kv q8_0", fits[0], fits[1])), "{told}");
         assert!(told.contains(&cache_bytes(&model, KvType::F16, 1_000_000, 512).to_string()), "{told}");

@@ -161,6 +161,8 @@ impl<'a> Compiler<'a> {
 
     /// All launches of the plan, in order.
     pub fn compile(mut self, plan: &Plan) -> Result<Vec<Node>, DeviceError> {
+        // A part of a model begins with what the other part left.
+        self.left.insert(Buf::P, Left::Planes(Planes::one(self.buffers.raw.p.ptr)));
         let mut i = 0;
         while i < plan.steps.len() {
             let next = plan.steps.get(i + 1).map(|s| &s.op);

@@ -49,7 +49,7 @@ pub struct SavedSessions {
 /// Tells models, drafters, lanes and kinds of devices apart: shapes and types of all weights, and the beginning of each.
 fn fingerprint(model: &Model, device: &DeviceInfo) -> [u8; 32] {
     let mut hash = Sha256::new();
-    hash.update(device.kind);
+    hash.update(&device.kind);
     hash.update(format!("{:?} {:?} {:?}", device.lane, model.geometry(), model.plans.caches));
     // Target and drafter have slots of the same name.
     let name = |slot: &muser_core::plan::Slot| format!("{:?} {slot}", slot.net);

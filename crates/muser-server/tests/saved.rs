@@ -135,8 +135,8 @@ async fn bad_files_change_nothing() {
 fn foreign_sessions_are_refused_and_own_ones_are_known_again() {
     let path = |name: &str| Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models")).join(name);
     let (mini, drafter) = (path("glimmer-mini-Q8_0.gguf"), path("glimmer-mini-dflash-Q8_0.gguf"));
-    let info = |kind| DeviceInfo {
-        kind,
+    let info = |kind: &str| DeviceInfo {
+        kind: String::from(kind),
         name: kind.into(),
         lane: Lane::Strict,
         max_rows: 64,
@@ -144,7 +144,7 @@ fn foreign_sessions_are_refused_and_own_ones_are_known_again() {
         weight_bytes: 0,
     };
     let folder = folder("foreign");
-    let open = |draft: bool, kind| {
+    let open = |draft: bool, kind: &str| {
         let model = muser_core::model::open(&mini, draft.then_some(drafter.as_path())).unwrap().0;
         SavedSessions::new(&folder, &model, &info(kind)).unwrap()
     };

@@ -2,7 +2,7 @@
 
 use crate::fixtures::{Arrays, json, model, prompts};
 use crate::{max_difference, mean_kl};
-use muser_core::{Buf, Device, Model, Observer, Op, Pass, Row, SeqId};
+use muser_core::{Buf, Device, Model, Observer, Op, Pass, Row, SeqId, Split};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,6 +23,19 @@ pub struct Exactness {
 impl Exactness {
     /// The strict lane and the reference: f32 with f16 KV.
     pub const STRICT: Exactness = Exactness { regroup: 0.0, reference: 0.02, kl: 1e-6 };
+}
+
+/// The first `layer` layers on one device, the rest on the other.
+pub fn split<'a>(
+    first: Make<'a>,
+    last: Make<'a>,
+    layer: usize,
+) -> impl Fn(Arc<Model>) -> Box<dyn Device> + 'a {
+    move |model| {
+        let [a, b] = model.split(layer).unwrap().map(Arc::new);
+        let devices = [first(a.clone()), last(b.clone())];
+        Box::new(Split::new([&a, &b], devices).unwrap())
+    }
 }
 
 /// Consecutive rows of one sequence, all asking for logits.

@@ -2,13 +2,16 @@
 
 use crate::open::Opened;
 use crate::output::Progress;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use muser_core::{Device, KvType, Lane, Limits, Pass, Reference, Route};
+use muser_core::cost::Cost;
+use muser_core::split::join_routes;
+use muser_core::{Device, KvType, Lane, Limits, Model, Pass, Reference, Route, Split};
 use muser_cpu::{CpuDevice, CpuOptions, Isa, probe};
 use muser_cuda::{CudaDevice, CudaOptions, Describer};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// Devices by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,6 +125,16 @@ pub struct DeviceArgs {
     /// auto, cpu, cuda, cuda:N or reference (naive and slow, for checks)
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub device: DeviceName,
+    /// Layers that the GPU runs, the last ones, with the head and the drafter; the CPU runs those before [default: all]
+    #[arg(
+        long,
+        value_name = "N",
+        visible_alias = "ngl",
+        alias = "n-gpu-layers",
+        allow_negative_numbers = true,
+        value_parser = parse_layers
+    )]
+    pub gpu_layers: Option<usize>,
     /// Arithmetic [default: serving; strict for receipt and verify]
     #[arg(long, value_enum)]
     pub lane: Option<LaneName>,
@@ -145,6 +158,12 @@ pub struct DeviceArgs {
     pub batch_invariant: bool,
 }
 
+fn parse_layers(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| {
+        "is no number of layers: give 0 (none) or more; any number beyond the model's is all".into()
+    })
+}
+
 fn parse_isa(name: &str) -> Result<Isa, String> {
     Isa::from_name(name).ok_or_else(|| {
         let names: Vec<&str> = Isa::ALL.iter().map(|isa| isa.name()).collect();
@@ -163,15 +182,17 @@ impl DeviceArgs {
         self.chunk.map_or(512, usize::from)
     }
 
-    /// Loads the model on the device that was asked for; a card that was not named must have room for a context of this many tokens.
-    pub fn load_for(&self, context: usize, opened: &Opened) -> Result<Box<dyn Device>> {
-        let mut device = self.load(opened)?;
-        if self.device == DeviceName::Auto && device.info().kind != "cpu" {
-            match device.open(context) {
+    /// Loads the model on the device that was asked for. `wanted` is how many sequences there will be, and positions of each; a card that
+    /// was not named must have room for one.
+    pub fn load(&self, opened: &Opened, wanted: (usize, usize)) -> Result<Box<dyn Device>> {
+        let chosen = self.chosen()?;
+        let mut device = self.load_on(chosen, opened, wanted)?;
+        if chosen == DeviceName::Auto && device.info().kind != "cpu" {
+            match device.open(wanted.1) {
                 Ok(seq) => device.close(seq),
                 Err(error) => {
                     drop(device);
-                    return self.load_instead(&error.into(), opened);
+                    return self.load_instead(&error.into(), &opened.model);
                 }
             }
         }
@@ -179,42 +200,69 @@ impl DeviceArgs {
     }
 
     /// Loads the model on the CPU because no card will do.
-    fn load_instead(&self, error: &anyhow::Error, opened: &Opened) -> Result<Box<dyn Device>> {
+    fn load_instead(&self, error: &anyhow::Error, model: &Arc<Model>) -> Result<Box<dyn Device>> {
         eprintln!("running on the CPU instead of the card: {error:#}");
-        self.load_on(DeviceName::Cpu, opened)
+        self.load_cpu(model)
     }
 
-    /// Loads the model on the device that was asked for.
-    pub fn load(&self, opened: &Opened) -> Result<Box<dyn Device>> {
-        self.load_on(self.device, opened)
+    /// The device that was asked for: layers for a GPU are for no other, and without them the processor does all.
+    pub fn chosen(&self) -> Result<DeviceName> {
+        match (self.device, self.gpu_layers) {
+            (name, None) => Ok(name),
+            (name @ (DeviceName::Cpu | DeviceName::Reference), Some(0)) => Ok(name),
+            (_, Some(0)) => Ok(DeviceName::Cpu),
+            (DeviceName::Auto, Some(_)) => Ok(DeviceName::Cuda(0)),
+            (name @ DeviceName::Cuda(_), Some(_)) => Ok(name),
+            (name, Some(n)) => bail!("--gpu-layers {n}: --device {name} is no GPU; leave one of them out"),
+        }
+    }
+
+    /// How many of a model's layers are not for the GPU; none where it has all.
+    fn cpu_layers(&self, model: &Model) -> Option<usize> {
+        let layers = model.geometry().layers.len();
+        self.gpu_layers.filter(|n| (1..layers).contains(n)).map(|n| layers - n)
     }
 
     /// Loads the model on this device.
-    pub fn load_on(&self, device: DeviceName, opened: &Opened) -> Result<Box<dyn Device>> {
-        let max_rows = self.chunk();
+    pub fn load_on(
+        &self,
+        device: DeviceName,
+        opened: &Opened,
+        wanted: (usize, usize),
+    ) -> Result<Box<dyn Device>> {
+        let model = &opened.model;
         match device {
-            DeviceName::Cuda(index) => self.load_cuda(index, opened),
-            DeviceName::Auto if self.suits_cuda() && muser_cuda::is_available() => {
-                self.load_cuda(0, opened).or_else(|error| self.load_instead(&error, opened))
-            }
-            DeviceName::Reference => {
-                Ok(Box::new(Reference::new(opened.model.clone(), self.kv.into(), max_rows)))
-            }
-            DeviceName::Auto | DeviceName::Cpu => {
-                let options = CpuOptions {
-                    lane: self.lane().into(),
-                    threads: self.threads.map(usize::from),
-                    isa: self.isa,
-                    max_rows,
-                    kv: self.kv.into(),
-                    mapped: self.mapped,
+            DeviceName::Cuda(index) => {
+                let Some([first, last]) = self.cpu_layers(model).and_then(|n| model.split(n)) else {
+                    return self.load_cuda(index, model, self.chunk.map(usize::from), wanted);
                 };
-                let mut bar = Progress::new("loading", true);
-                let device =
-                    CpuDevice::load(opened.model.clone(), &options, &mut |done, total| bar.at(done, total));
-                Ok(Box::new(device?))
+                let (first, last) = (Arc::new(first), Arc::new(last));
+                // What the card has no room for is soon known.
+                let card = self.load_cuda(index, &last, Some(self.chunk()), wanted)?;
+                Ok(Box::new(Split::new([&first, &last], [self.load_cpu(&first)?, card])?))
             }
+            DeviceName::Auto if self.suits_cuda() && muser_cuda::is_available() => self
+                .load_cuda(0, model, self.chunk.map(usize::from), wanted)
+                .or_else(|error| self.load_instead(&error, model)),
+            DeviceName::Reference => {
+                Ok(Box::new(Reference::new(model.clone(), self.kv.into(), self.chunk())))
+            }
+            DeviceName::Auto | DeviceName::Cpu => self.load_cpu(model),
         }
+    }
+
+    fn load_cpu(&self, model: &Arc<Model>) -> Result<Box<dyn Device>> {
+        let options = CpuOptions {
+            lane: self.lane().into(),
+            threads: self.threads.map(usize::from),
+            isa: self.isa,
+            max_rows: self.chunk(),
+            kv: self.kv.into(),
+            mapped: self.mapped,
+        };
+        let mut bar = Progress::new("loading", true);
+        let device = CpuDevice::load(model.clone(), &options, &mut |done, total| bar.at(done, total));
+        Ok(Box::new(device?))
     }
 
     /// Whether the CUDA device does what was asked for.
@@ -222,17 +270,24 @@ impl DeviceArgs {
         self.lane() == LaneName::Serving && self.kv != KvName::F32
     }
 
-    fn load_cuda(&self, index: usize, opened: &Opened) -> Result<Box<dyn Device>> {
+    fn load_cuda(
+        &self,
+        index: usize,
+        model: &Arc<Model>,
+        max_rows: Option<usize>,
+        wanted: (usize, usize),
+    ) -> Result<Box<dyn Device>> {
         let options = CudaOptions {
             lane: self.lane().into(),
             index,
-            max_rows: self.chunk.map(usize::from),
+            max_rows,
             kv: self.kv.into(),
             batch_invariant: self.batch_invariant,
+            wanted,
             ..CudaOptions::default()
         };
         let mut bar = Progress::new("loading", true);
-        let device = CudaDevice::load(opened.model.clone(), &options, &mut |done, total| bar.at(done, total));
+        let device = CudaDevice::load(model.clone(), &options, &mut |done, total| bar.at(done, total));
         Ok(Box::new(device?))
     }
 
@@ -244,22 +299,31 @@ impl DeviceArgs {
         rows: usize,
         depth: usize,
     ) -> Result<(String, Vec<Route>)> {
-        match self.device {
+        let model = &opened.model;
+        let isa = self.isa.unwrap_or_else(Isa::best);
+        let on_cpu = |model: &Model| muser_cpu::routes(model, pass, rows, self.lane().into(), isa);
+        match self.chosen()? {
             DeviceName::Cuda(index) => {
+                let split = self.cpu_layers(model).and_then(|n| model.split(n));
+                let part = split.as_ref().map_or(&**model, |[_, last]| last);
                 let most = self.chunk().max(rows);
                 let (lane, even) = (self.lane().into(), self.batch_invariant);
-                let passes = Describer::new(&opened.model, lane, even, Some(index), most, self.kv.into())?;
-                Ok((passes.card().to_string(), passes.routes(pass, rows, depth)?))
+                let passes = Describer::new(part, lane, even, Some(index), most, self.kv.into())?;
+                let routes = passes.routes(pass, rows, depth)?;
+                Ok(match &split {
+                    Some([first, _]) if pass == Pass::Target => {
+                        let border = first.plans.target.steps.len();
+                        let name = format!("cpu {isa}, then {}", passes.card());
+                        (name, join_routes(border, on_cpu(first), routes))
+                    }
+                    _ => (passes.card().to_string(), routes),
+                })
             }
             DeviceName::Reference => {
-                let device = Reference::new(opened.model.clone(), KvType::F16, self.chunk());
+                let device = Reference::new(model.clone(), KvType::F16, self.chunk());
                 Ok((device.info().name, device.routes(pass, rows, depth)))
             }
-            DeviceName::Auto | DeviceName::Cpu => {
-                let isa = self.isa.unwrap_or_else(Isa::best);
-                let lane = self.lane().into();
-                Ok((format!("cpu {isa}"), muser_cpu::routes(&opened.model, pass, rows, lane, isa)))
-            }
+            DeviceName::Auto | DeviceName::Cpu => Ok((format!("cpu {isa}"), on_cpu(model))),
         }
     }
 }
@@ -273,7 +337,80 @@ pub fn measure_processor(threads: Option<u16>) -> Limits {
     }
 }
 
-/// What the hardware under a device can do, measured now.
-pub fn measure_limits(device: &mut dyn Device, threads: Option<u16>) -> Result<Limits> {
-    Ok(device.limits()?.unwrap_or_else(|| measure_processor(threads)))
+/// What the hardware under a pass can do: from which step on.
+pub struct PassLimits(Vec<(usize, Limits)>);
+
+impl PassLimits {
+    /// Measured now.
+    pub fn measure(device: &mut dyn Device, pass: Pass, threads: Option<u16>) -> Result<Self> {
+        let all = device.limits(pass)?.into_iter();
+        Ok(PassLimits(all.map(|(at, l)| (at, l.unwrap_or_else(|| measure_processor(threads)))).collect()))
+    }
+
+    /// The better of two measurements.
+    pub fn best(self, other: PassLimits) -> Self {
+        PassLimits(self.0.into_iter().zip(other.0).map(|((at, a), (_, b))| (at, a.best(b))).collect())
+    }
+
+    /// Under a step.
+    pub fn at(&self, step: usize) -> Limits {
+        let after = self.0.iter().take_while(|(first, _)| *first <= step).last();
+        after.or(self.0.first()).map_or(Limits { bytes_per_second: 1.0, operations_per_second: 1.0 }, |l| l.1)
+    }
+
+    /// Of one device that would take as long as all of them for steps of these costs, each with its place.
+    pub fn joined(&self, costs: &[(usize, Cost)]) -> Limits {
+        let rate = |of: fn(&Cost) -> u64, rate: fn(Limits) -> f64| {
+            let all: f64 = costs.iter().map(|(_, cost)| of(cost) as f64).sum();
+            let seconds: f64 = costs.iter().map(|(at, cost)| of(cost) as f64 / rate(self.at(*at))).sum();
+            if seconds > 0.0 { all / seconds } else { rate(self.at(0)) }
+        };
+        Limits {
+            bytes_per_second: rate(Cost::memory_bytes, |l| l.bytes_per_second),
+            operations_per_second: rate(|cost| cost.operations, |l| l.operations_per_second),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::FromArgMatches;
+
+    #[test]
+    fn limits_are_those_of_the_device_under_each_step() {
+        let limits = |rate| Limits { bytes_per_second: rate, operations_per_second: 10.0 * rate };
+        let under = PassLimits(vec![(0, limits(1.0)), (4, limits(100.0))]);
+        assert_eq!([0, 3, 4, 90].map(|step| under.at(step).bytes_per_second), [1.0, 1.0, 100.0, 100.0]);
+        let cost = |weight_bytes| Cost { weight_bytes, operations: 20 * weight_bytes, ..Cost::default() };
+        let joined = under.joined(&[(3, cost(100)), (4, cost(1100))]);
+        assert_eq!(joined.bytes_per_second, 1200.0 / (100.0 + 11.0));
+        assert_eq!(joined.operations_per_second, 24_000.0 / (200.0 + 22.0));
+        let one = PassLimits(vec![(0, limits(7.0))]).best(PassLimits(vec![(0, limits(8.0))]));
+        assert_eq!(one.joined(&[(0, cost(5)), (9, cost(11))]), limits(8.0));
+    }
+
+    #[test]
+    fn layers_for_a_gpu_choose_one() {
+        let chosen = |device: &str, layers: Option<&str>| {
+            let mut args = vec!["muser", "--device", device];
+            args.extend(layers.iter().flat_map(|n| ["--ngl", n]));
+            let matches = DeviceArgs::augment_args(clap::Command::new("muser")).try_get_matches_from(args);
+            let args = matches.and_then(|m| DeviceArgs::from_arg_matches(&m)).map_err(|e| e.to_string())?;
+            args.chosen().map_err(|e| e.to_string())
+        };
+        assert_eq!(chosen("auto", None), Ok(DeviceName::Auto));
+        assert_eq!(chosen("auto", Some("40")), Ok(DeviceName::Cuda(0)));
+        assert_eq!(chosen("cuda:1", Some("999")), Ok(DeviceName::Cuda(1)));
+        assert_eq!(
+            [chosen("cuda", Some("0")), chosen("cpu", Some("0"))],
+            [Ok(DeviceName::Cpu), Ok(DeviceName::Cpu)]
+        );
+        for device in ["cpu", "reference"] {
+            assert!(chosen(device, Some("1")).unwrap_err().contains("is no GPU"));
+        }
+        for layers in ["-1", "", "1.5", "all", "99999999999999999999999"] {
+            assert!(chosen("cuda", Some(layers)).unwrap_err().contains("is no number of layers"), "{layers}");
+        }
+    }
 }

@@ -50,7 +50,7 @@ impl EngineArgs {
             Some(0) => most,
             Some(n) => n.min(most),
         };
-        let device = self.device.load_for(context, &opened)?;
+        let device = self.device.load(&opened, (1, context))?;
         let mode = match self.draft_rows {
             None => DraftMode::Auto,
             Some(0) => DraftMode::Off,

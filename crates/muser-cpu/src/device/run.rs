@@ -97,7 +97,7 @@ impl CpuDevice {
     }
 
     /// A buffer of `rows` rows, taken out so that a stage may write it.
-    fn take(&mut self, pass: Pass, buf: Buf, rows: usize) -> Pages<f32> {
+    pub(super) fn take(&mut self, pass: Pass, buf: Buf, rows: usize) -> Pages<f32> {
         let mut data = self.bufs.remove(&buf).unwrap_or_default();
         data.grow(rows * self.model.plans.width(pass, buf));
         data

@@ -140,7 +140,7 @@ impl ScriptDevice {
 impl Device for ScriptDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
-            kind: "script",
+            kind: "script".into(),
             name: "script".into(),
             lane: Lane::Strict,
             max_rows: self.max_rows,

@@ -1,7 +1,7 @@
 //! `muser bench`: the speed of a model on this machine, beside what the machine could do.
 
 use crate::cmd::trace::{fill, median};
-use crate::device::{DeviceArgs, measure_limits};
+use crate::device::{DeviceArgs, PassLimits};
 use crate::open::{Opened, SourceArgs, SyntheticArgs};
 use crate::output::{self, Table};
 use anyhow::{Result, bail};
@@ -56,9 +56,10 @@ impl Bench {
             );
         }
         let start = Instant::now();
-        let mut device = self.device.load_for(context, &opened)?;
+        let largest = self.groups.iter().max().map_or(1, |n| usize::from(*n).max(1));
+        let mut device = self.device.load(&opened, (largest, context))?;
         let load_seconds = start.elapsed().as_secs_f64();
-        let before = measure_limits(device.as_mut(), self.device.threads)?;
+        let before = PassLimits::measure(device.as_mut(), Pass::Target, self.device.threads)?;
         let mut bench = Measuring { args: &self, opened: &opened, device: device.as_mut() };
         let seq = fill(bench.device, &opened, context, self.depth)?;
         let prefill = if self.prefill > 0 { Some(bench.prefill(seq)?) } else { None };
@@ -66,7 +67,7 @@ impl Bench {
         let drafting = bench.drafting(seq)?;
         bench.device.close(seq);
         let groups = self.groups.iter().map(|n| bench.group(usize::from(*n))).collect::<Result<Vec<_>>>()?;
-        let after = measure_limits(device.as_mut(), self.device.threads)?;
+        let after = PassLimits::measure(device.as_mut(), Pass::Target, self.device.threads)?;
         let info = device.info();
         let prefill_rows = self.prefill.min(info.max_rows);
         let report = Report {
@@ -75,7 +76,7 @@ impl Bench {
             device: info.name,
             weight_bytes: info.weight_bytes,
             load_seconds,
-            limits: before.best(after),
+            limits: before.best(after).joined(&self.costs(&opened, 1, 1)),
             prefill,
             decode,
             groups,
@@ -93,13 +94,17 @@ impl Bench {
         Ok(())
     }
 
-    /// What one pass of the target costs.
-    fn cost(&self, opened: &Opened, rows: usize, logits: usize) -> Cost {
+    /// What the steps of one pass of the target cost.
+    fn costs(&self, opened: &Opened, rows: usize, logits: usize) -> Vec<(usize, Cost)> {
         let batch = Batch { rows, sequences: 1, depth: self.depth, logits, kv: self.device.kv.into() };
+        let steps = opened.model.plans.target.steps.iter().enumerate();
+        steps.map(|(i, step)| (i, cost(&opened.model, Pass::Target, step, batch))).collect()
+    }
+
+    /// The same in all.
+    fn cost(&self, opened: &Opened, rows: usize, logits: usize) -> Cost {
         let mut total = Cost::default();
-        for step in &opened.model.plans.target.steps {
-            total += cost(&opened.model, Pass::Target, step, batch);
-        }
+        self.costs(opened, rows, logits).into_iter().for_each(|(_, cost)| total += cost);
         total
     }
 }

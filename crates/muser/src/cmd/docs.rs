@@ -113,6 +113,11 @@ const EFFECTS: &[Effect] = &[
         routes: "each device has its own kernels",
     },
     Effect { flag: "devices", arithmetic: "as --device", routes: "as --device" },
+    Effect {
+        flag: "gpu_layers",
+        arithmetic: "serving: each layer has its device's; strict: none",
+        routes: "the CPU's kernels for the layers before, the GPU's for the rest",
+    },
     Effect { flag: "lane", arithmetic: "all of it, see above", routes: "the kernels of the lane" },
     Effect {
         flag: "kv",

@@ -157,7 +157,7 @@ impl Doctor {
         let vocab = opened.model.geometry().vocab as u32;
         let tokens: Vec<u32> = (0..16).map(|i| (i * 7919 + 11) % vocab).collect();
         let logits = |name: DeviceName| -> Result<(String, Vec<f32>)> {
-            let mut device = self.device.load_on(name, &opened)?;
+            let mut device = self.device.load_on(name, &opened, (1, tokens.len()))?;
             let mut all = vec![];
             each(device.as_mut(), &tokens, 16, &mut |row| {
                 all.extend_from_slice(row);
@@ -165,7 +165,7 @@ impl Doctor {
             })?;
             Ok((device.info().name, all))
         };
-        let (name, got) = logits(self.device.device)?;
+        let (name, got) = logits(self.device.chosen()?)?;
         let (_, want) = logits(DeviceName::Reference)?;
         let apart = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         // The serving lane rounds activations to 8 bits: its logits, capped at 20, may differ by this much.

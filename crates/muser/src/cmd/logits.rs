@@ -37,7 +37,7 @@ impl Logits {
         if tokens.is_empty() {
             bail!("--tokens names no token");
         }
-        let mut device = self.device.load(&opened)?;
+        let mut device = self.device.load(&opened, (1, tokens.len()))?;
         let mut file = npy::Writer::create(&self.output, tokens.len(), vocab)?;
         each(device.as_mut(), &tokens, self.device.chunk(), &mut |logits| file.row(logits))?;
         file.finish()

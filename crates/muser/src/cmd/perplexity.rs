@@ -85,7 +85,7 @@ impl Perplexity {
                 stored.cols
             );
         }
-        let mut device = self.device.load(&opened)?;
+        let mut device = self.device.load(&opened, (1, self.window as usize))?;
         let mut sums = Sums::default();
         let mut bar = Progress::new("windows", false);
         for (done, window) in windows.iter().enumerate() {

@@ -63,13 +63,13 @@ impl ReceiptArgs {
         self.device.lane.get_or_insert(LaneName::Strict);
         let opened = SourceArgs { model: self.model, draft: Some(Draft::Off) }.open()?;
         let prompts = self.prompts.ids(opened.model.geometry())?;
-        let mut device = self.device.load(&opened)?;
+        let mut device = self.device.load(&opened, (1, prompts.iter().map(Vec::len).max().unwrap_or(1)))?;
         let chunk = self.device.chunk();
         let mut runs = vec![];
         for tokens in &prompts {
             runs.push(receipt(&opened.model, device.as_mut(), tokens, chunk, self.span as usize)?);
         }
-        let file = ReceiptFile::new(ModelDigests::new(&opened)?, &self.device, device.info().kind, runs);
+        let file = ReceiptFile::new(ModelDigests::new(&opened)?, &self.device, &device.info().kind, runs);
         let text = serde_json::to_string(&file)? + "\n";
         match &self.output {
             Some(path) => {

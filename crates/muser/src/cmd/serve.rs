@@ -126,7 +126,7 @@ impl Serve {
         let details = ModelDetails::from_gguf(&gguf, opened.model.geometry().context);
         let most = opened.model.geometry().context;
         let context = if self.context == 0 { most } else { self.context.min(most) };
-        let device = self.device.load_for(context, &opened)?;
+        let device = self.device.load(&opened, (usize::from(self.slots), context))?;
         tracing::info!(device = device.info().name, model = opened.name, "loaded");
         let saved = self.slot_save_path.as_deref().map(|folder| {
             SavedSessions::new(folder, &opened.model, &device.info())

@@ -2,7 +2,7 @@
 
 mod chart;
 
-use crate::device::{DeviceArgs, measure_limits};
+use crate::device::{DeviceArgs, PassLimits};
 use crate::listing::{Entry, PassName, entries};
 use crate::open::{Opened, SourceArgs, SyntheticArgs};
 use crate::output::{self, Progress, Table};
@@ -97,13 +97,13 @@ impl Trace {
             )
         })?;
         let rows = usize::from(self.rows);
-        let mut device = self.device.load_for(self.depth + rows, &opened)?;
+        let mut device = self.device.load(&opened, (1, self.depth + rows))?;
         let most = device.info().max_rows;
         if rows > most {
             bail!("{rows} rows do not fit a pass of {most}; raise --chunk or lower --rows");
         }
         let measured = measure(device.as_mut(), &opened, pass, rows, self.depth, self.repeat)?;
-        let limits = measure_limits(device.as_mut(), self.device.threads)?;
+        let under = PassLimits::measure(device.as_mut(), pass, self.device.threads)?;
         let batch = Batch {
             rows,
             sequences: 1,
@@ -116,6 +116,7 @@ impl Trace {
             bail!("the device ran {} kernels where its table has {}", measured.steps.len(), routes.len());
         }
         let line = |entry: Entry| {
+            let limits = under.at(routes[entry.calls[0]].steps.start);
             let calls = entry.calls.len() as f64;
             let by_memory = calls * entry.cost.memory_bytes() as f64 / limits.bytes_per_second;
             let by_compute = calls * entry.cost.operations as f64 / limits.operations_per_second;
@@ -128,6 +129,8 @@ impl Trace {
             }
         };
         let lines: Vec<Line> = entries(&opened.model, plan, &routes, batch).into_iter().map(line).collect();
+        let costs: Vec<_> = lines.iter().map(|l| (routes[l.entry.calls[0]].steps.start, l.cost())).collect();
+        let limits = under.joined(&costs);
         let title = format!("{}, {:?} pass, {rows} rows at depth {}", opened.name, self.pass, self.depth);
         let device = device.info().name;
         if let Some(file) = &self.chrome {

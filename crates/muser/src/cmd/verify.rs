@@ -114,7 +114,8 @@ impl Verify {
             );
         }
         let wanted = file.runs(opened.model.geometry())?;
-        let mut device = self.device.load(opened)?;
+        let mut device =
+            self.device.load(opened, (1, wanted.iter().map(|r| r.tokens.len()).max().unwrap_or(1)))?;
         let info = device.info();
         ensure!(
             info.lane == Lane::Strict || info.kind == file.device,
@@ -140,7 +141,7 @@ impl Verify {
         if self.device.lane() != LaneName::Strict || opened.model.weight_bytes() > 2_000_000_000 {
             return Ok(None);
         }
-        let mut reference = self.device.load_on(DeviceName::Reference, opened)?;
+        let mut reference = self.device.load_on(DeviceName::Reference, opened, (1, want.tokens.len()))?;
         let theirs =
             receipt(&opened.model, reference.as_mut(), &want.tokens, self.device.chunk(), want.span)?;
         if theirs.mismatch(want).is_some() {
@@ -157,8 +158,9 @@ impl Verify {
 
     fn compare(&self, opened: &Opened, devices: Pair) -> Result<Report> {
         let prompts = self.prompts.ids(opened.model.geometry())?;
-        let mut a = self.device.load_on(devices[0], opened)?;
-        let mut b = self.device.load_on(devices[1], opened)?;
+        let wanted = (1, prompts.iter().map(Vec::len).max().unwrap_or(1));
+        let mut a = self.device.load_on(devices[0], opened, wanted)?;
+        let mut b = self.device.load_on(devices[1], opened, wanted)?;
         let names = [a.info().name, b.info().name];
         let mut report = Report { names, lane: self.device.lane(), prompts: vec![] };
         for tokens in &prompts {
