@@ -96,6 +96,8 @@ def models():
     full_card(environment)
     for arguments in (["check", "24"], ["check", "40", "64"], ["check", "40", "64", "kv=q8_0"], ["state", "kv=q8_0"], ["strict", "p24", "7", "64"], ["split"]):
         subprocess.check_call(["timeout", "900", card, *arguments], cwd=ROOT, env=environment)
+    # Text sampled with a seed in the strict lane is the processor's.
+    subprocess.check_call(["cargo", "test", "--locked", "-p", "muser", "--test", "seeded", "--", "--ignored"], cwd=ROOT, env=environment)
 
 
 if __name__ == "__main__":

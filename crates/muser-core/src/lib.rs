@@ -11,6 +11,7 @@ pub mod model;
 pub mod oracle;
 pub mod plan;
 pub mod receipt;
+pub mod rotary;
 pub mod sample;
 pub mod session;
 pub mod split;

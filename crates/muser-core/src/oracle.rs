@@ -8,6 +8,7 @@ use crate::device::{Device, DeviceError, DeviceInfo, Lane, Observer, Route, Row,
 use crate::geometry::{KvType, RopePairs};
 use crate::model::Model;
 use crate::plan::{Buf, Op, Pass, Slot};
+use crate::rotary::Rotary;
 use crate::strict;
 use state::Sequence;
 use std::collections::HashMap;
@@ -107,12 +108,11 @@ impl Reference {
                     let weight = self.vector(weight)?;
                     let width = width(buf);
                     let mut data = norm(&self.take(buf), &weight, *eps);
-                    if let Some(pairs) = rope {
-                        let theta = self.model.plans.get(pass).map_or(0.0, |p| p.geometry.rope_theta);
+                    if let Some((pairs, plan)) = rope.as_ref().zip(self.model.plans.get(pass)) {
                         for (row, heads) in rows.iter().zip(data.chunks_exact_mut(width)) {
                             heads
                                 .chunks_exact_mut(weight.len())
-                                .for_each(|head| rotate(head, row.pos, *pairs, theta));
+                                .for_each(|head| rotate(head, row.pos, *pairs, &plan.rotary));
                         }
                     }
                     self.bufs.insert(buf, data);
@@ -201,14 +201,14 @@ fn norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     out
 }
 
-fn rotate(head: &mut [f32], pos: u32, pairs: RopePairs, theta: f64) {
+fn rotate(head: &mut [f32], pos: u32, pairs: RopePairs, rotary: &Rotary) {
     let half = head.len() / 2;
     for i in 0..half {
         let (a, b) = match pairs {
             RopePairs::Interleaved => (2 * i, 2 * i + 1),
             RopePairs::Halves => (i, i + half),
         };
-        let (cos, sin) = strict::rope_angle(pos, i, head.len(), theta);
+        let (cos, sin) = rotary.at(pos, i);
         (head[a], head[b]) = strict::rotate(head[a], head[b], cos, sin);
     }
 }

@@ -5,6 +5,7 @@ mod part;
 mod target;
 
 use crate::geometry::{CacheSpec, DraftSpec, Geometry, RopePairs};
+use crate::rotary::Rotary;
 use std::fmt;
 
 /// Which network a weight or a plan belongs to.
@@ -151,8 +152,17 @@ pub struct Plan {
     pub pass: Pass,
     /// Shape of the network whose steps these are.
     pub geometry: Geometry,
+    /// Angles by which its heads turn.
+    pub rotary: Rotary,
     /// Steps in execution order.
     pub steps: Vec<Step>,
+}
+
+impl Plan {
+    fn new(pass: Pass, geometry: &Geometry, steps: Vec<Step>) -> Self {
+        let rotary = Rotary::new(geometry.head_dim, geometry.rope_theta);
+        Plan { pass, geometry: geometry.clone(), rotary, steps }
+    }
 }
 
 /// The plans of a model, and the caches that they share.

@@ -9,8 +9,8 @@
 //! Penalties count every token that was accepted, those of the prompt too, as in llama.cpp.
 //!
 //! A step takes time linear in the vocabulary, mostly one pass over the logits: nothing is sorted, ranks come from
-//! partial selection. The choice depends on logits, options, history and seed alone, and uses no function of the
-//! platform's mathematics library, so equal logits give equal text on every machine.
+//! partial selection. Choice and log probabilities depend on logits, options, history and seed alone and use no
+//! function of the platform's mathematics library, so equal logits give equal text on every machine.
 
 mod chain;
 mod filter;

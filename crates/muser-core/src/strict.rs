@@ -124,12 +124,6 @@ pub fn rotate(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
     (a.mul_add(cos, -(b * sin)), a.mul_add(sin, b * cos))
 }
 
-/// Cosine and sine of position `pos` for pair `i` of a head of `head_dim`, computed in f64 and rounded once.
-pub fn rope_angle(pos: u32, i: usize, head_dim: usize, theta: f64) -> (f32, f32) {
-    let angle = pos as f64 * theta.powf(-2.0 * i as f64 / head_dim as f64);
-    (angle.cos() as f32, angle.sin() as f32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,8 @@ use crate::launch::Activation;
 use crate::many::SLOTS;
 use crate::product::{HEAD_PLANES, MOST_PLANES};
 use crate::program::{PART_BYTES, SMALL};
-use muser_core::{Buf, DeviceError, Lane, Model, Pass, strict};
+use muser_core::rotary::Rotary;
+use muser_core::{Buf, DeviceError, Lane, Model, Pass};
 
 /// Bytes of a row's description on the card (struct Row of kernels/common.cuh).
 pub(crate) const ROW_BYTES: usize = 32;
@@ -97,16 +98,15 @@ fn alloc(gpu: Option<&Gpu>, bytes: usize) -> Result<Memory, DeviceError> {
 }
 
 /// Cosine and sine of each position and pair, on all processors: a long context has millions.
-fn angles(head_dim: usize, theta: f64, context: usize) -> Vec<u8> {
-    let mut bytes = vec![0u8; context * head_dim / 2 * 8];
+fn angles(rotary: &Rotary, pairs: usize, context: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; context * pairs * 8];
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let share = context.div_ceil(threads).max(1);
     std::thread::scope(|scope| {
-        for (thread, part) in bytes.chunks_mut(share * head_dim / 2 * 8).enumerate() {
+        for (thread, part) in bytes.chunks_mut(share * pairs * 8).enumerate() {
             scope.spawn(move || {
                 for (at, pair) in part.chunks_exact_mut(8).enumerate() {
-                    let pos = thread * share + at / (head_dim / 2);
-                    let (c, s) = strict::rope_angle(pos as u32, at % (head_dim / 2), head_dim, theta);
+                    let (c, s) = rotary.at((thread * share + at / pairs) as u32, at % pairs);
                     pair[..4].copy_from_slice(&c.to_le_bytes());
                     pair[4..].copy_from_slice(&s.to_le_bytes());
                 }
@@ -161,14 +161,14 @@ impl Buffers {
         let features = plans.width(Pass::Inject, Buf::Features);
         let scratch_bytes = scratch_bytes(model, lane);
         let angles = |pass: Pass| {
-            let Some((g, gpu)) = plans.get(pass).map(|p| &p.geometry).zip(gpu) else { return alloc(16) };
-            let bytes = angles(g.head_dim, g.rope_theta, model.geometry().context);
+            let Some((plan, gpu)) = plans.get(pass).zip(gpu) else { return alloc(16) };
+            let bytes = angles(&plan.rotary, plan.geometry.head_dim / 2, model.geometry().context);
             let mut memory = gpu.alloc(bytes.len())?;
             gpu.upload(&mut memory, 0, &bytes)?;
             gpu.synchronize()?;
             Ok(memory)
         };
-        let turns = |pass| plans.get(pass).map(|p| (p.geometry.head_dim, p.geometry.rope_theta.to_bits()));
+        let turns = |pass| plans.get(pass).map(|p| &p.rotary);
         let shared = turns(Pass::Draft).is_none_or(|draft| Some(draft) == turns(Pass::Target));
         Ok(Buffers {
             rows: alloc(rows * ROW_BYTES)?,

@@ -37,7 +37,7 @@ pub(super) fn inject(g: &Geometry, first_cache: usize) -> Plan {
         );
         row(Some(i), "draft.kv-store", Op::Store { cache: first_cache + i });
     }
-    Plan { pass: Pass::Inject, geometry: g.clone(), steps }
+    Plan::new(Pass::Inject, g, steps)
 }
 
 /// [anchor, mask, ...] -> draft logits, with the target's embedding (no norm) and head (no scale, no cap).
@@ -72,5 +72,5 @@ pub(super) fn block(g: &Geometry, first_cache: usize) -> Plan {
         row(Some(i), "draft.ffn.tail", Op::Tail { post: None, next: (next, eps) });
     }
     row(None, "draft.lm-head", Op::Head { weight: target(Output) });
-    Plan { pass: Pass::Draft, geometry: g.clone(), steps }
+    Plan::new(Pass::Draft, g, steps)
 }

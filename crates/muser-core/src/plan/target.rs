@@ -71,5 +71,5 @@ pub(super) fn plan(g: &Geometry, captures: &[usize]) -> Plan {
     }
     row(None, "head", "lm-head", Op::Head { weight: outside(Output) });
     row(None, "head", "scale+softcap", Op::ScaleCap { scale: g.logit_scale, cap: g.softcap });
-    Plan { pass: Pass::Target, geometry: g.clone(), steps }
+    Plan::new(Pass::Target, g, steps)
 }

@@ -32,7 +32,7 @@ impl Logprobs {
         best.sort_unstable_by(filter::by_rank);
         let largest = best.first().map_or(0.0, |c| f64::from(c.logit));
         let sum: f64 = logits.iter().map(|x| filter::exp(f64::from(*x) - largest)).sum();
-        let normaliser = largest + sum.ln();
+        let normaliser = largest + filter::ln(sum);
         let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
         let top = best.iter().take(top).map(|c| TokenLogprob { token: c.token, logprob: logprob(c.logit) });
         Logprobs { logprob: logprob(logits[token as usize]), top: top.collect() }

@@ -13,7 +13,7 @@ use crate::shared::SharedMut;
 use crate::simd::dispatch;
 use crate::strict;
 use crate::weights::Matrix;
-use muser_core::strict::{rms_factor, rope_angle};
+use muser_core::strict::rms_factor;
 use muser_core::{Buf, DeviceError, Lane, Mask, ModelError, Observer, Pass, Row, Slot};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -82,15 +82,15 @@ impl CpuDevice {
     }
 
     fn angles(&self, pass: Pass, rows: &[Row]) -> Vec<(f32, f32)> {
-        let Some(g) = self.model.plans.get(pass).map(|p| &p.geometry) else { return vec![] };
-        let pairs = g.head_dim / 2;
+        let Some(plan) = self.model.plans.get(pass) else { return vec![] };
+        let pairs = plan.geometry.head_dim / 2;
         let mut angles = vec![(1.0, 0.0); rows.len() * pairs];
         let shared = SharedMut::new(&mut angles);
         self.pool.run(rows.len(), |r| {
             // SAFETY: each row has its own angles.
             let to = unsafe { shared.part(r * pairs, pairs) };
             for (i, to) in to.iter_mut().enumerate() {
-                *to = rope_angle(rows[r].pos, i, g.head_dim, g.rope_theta);
+                *to = plan.rotary.at(rows[r].pos, i);
             }
         });
         angles

@@ -189,8 +189,8 @@ fn lanes() -> String {
          **strict** gives the same bits on every device, so that one machine can check another. All arithmetic is f32; weights\n\
          are dequantised by their block's formula, each operation rounded once; a dot product has 32 lanes of fused\n\
          multiply-adds, lane l taking the elements l, l + 32, ..., summed pairwise at distances 16, 8, 4, 2, 1; exp, tanh, sigmoid\n\
-         and SiLU are muser's own; rotary angles come from one table made in f64; keys and values are f16, rounded to nearest\n\
-         even.\n\n\
+         and SiLU are muser's own, and so are the powers, cosines and sines of rotary angles, in f64; keys and values are f16,\n\
+         rounded to nearest even. Sampling uses whole numbers and functions of its own too: text with a seed is the same everywhere.\n\n\
          ## Flags\n\nNo other flag changes what a model computes.\n\n",
     );
     let cli = Cli::command();
