@@ -11,6 +11,7 @@ mod iq2;
 mod iq3;
 mod iq4;
 pub mod iq_grid;
+pub use fp4::E2M1_DOUBLED;
 mod q2_k;
 mod q3_k;
 mod q4_0;

@@ -9,7 +9,7 @@ mod error;
 mod gguf;
 mod safetensors;
 
-pub use block::{DType, dequantize, iq_grid};
+pub use block::{DType, E2M1_DOUBLED, dequantize, iq_grid};
 pub use error::FormatError;
 pub use gguf::{Array, Gguf, GgufData, GgufWriter, Tensor, TensorInfo, Value};
 pub use safetensors::{SafeDtype, SafeTensor, Safetensors};

@@ -1,7 +1,7 @@
 //! From file blocks (see muser-format's `block`) to codes, and from codes to their places in a panel.
 
-use muser_format::DType;
 use muser_format::iq_grid::*;
+use muser_format::{DType, E2M1_DOUBLED};
 
 /// Row `r`'s half-precision number into an array of 16.
 pub fn half_of(to: &mut [u8; 32], r: usize, from: &[u8]) {
@@ -113,9 +113,7 @@ pub fn table(dtype: DType) -> [u8; 16] {
         DType::Iq3S => signed4(IQ3_S_VALUES),
         DType::Iq4Xs | DType::Iq4Nl => above(-128, &|i| IQ4_VALUES[i]),
         DType::Q4_0 => above(-128, &|i| i as i8 - 8),
-        DType::Mxfp4 | DType::Nvfp4 => {
-            above(-128, &|i| [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12][i])
-        }
+        DType::Mxfp4 | DType::Nvfp4 => above(-128, &|i| E2M1_DOUBLED[i]),
         _ => [0; 16],
     }
 }

@@ -4,8 +4,10 @@
 //! Where a code has at most four bits, the formula is applied to all 16 codes at once, which makes a table for a group of
 //! values; then 16 values cost one lookup. A minimum is subtracted as the addition of its negative, which rounds alike.
 
+use super::dot::Line;
 use crate::plain::Plain;
 use crate::simd::Simd;
+use muser_format::E2M1_DOUBLED;
 use muser_format::iq_grid::IQ4_VALUES;
 
 /// A type that is decoded in vectors.
@@ -52,18 +54,19 @@ pub(super) use with_codec;
 
 /// 0, 1, ..., 15.
 const COUNT: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
-/// What the codes of IQ4 stand for.
-const IQ4: [f32; 16] = {
-    let mut values = [0.0; 16];
+/// What the codes of IQ4 stand for, and twice that of FP4's.
+const IQ4: [f32; 16] = floats(IQ4_VALUES);
+const FP4: [f32; 16] = floats(E2M1_DOUBLED);
+
+const fn floats(values: [i8; 16]) -> [f32; 16] {
+    let mut floats = [0.0; 16];
     let mut i = 0;
     while i < 16 {
-        values[i] = IQ4_VALUES[i] as f32;
+        floats[i] = values[i] as f32;
         i += 1;
     }
-    values
-};
-/// Twice what the codes of FP4 (E2M1) stand for; code 8, minus zero, is stored as zero.
-const FP4: [f32; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.];
+    floats
+}
 
 /// A half-precision number in all lanes.
 #[inline(always)]
@@ -187,15 +190,22 @@ fn fifth_bits(high: &[u8; 4], low: &[u8; 16]) -> [u8; 32] {
     codes
 }
 
-/// Half of each UE4M3 scale, whose top bit says nothing, and 0 for 0x7f. From whole numbers: subnormal scales as they are would be subnormal
-/// floats, which cost many cycles each.
-static HALF_UE4M3: [f32; 256] = {
-    let mut values = [0.0; 256];
+/// What the codes stand for under each UE4M3 scale, whose top bit says nothing, and 0 under 0x7f. A product is exact, so it may be made
+/// beforehand.
+static NVFP4: [Line; 256] = {
+    let mut values = [Line([0.0; 16]); 256];
     let mut i = 0;
     while i < 256 {
-        let (exponent, mantissa) = (i >> 3 & 15, i & 7);
-        let whole = if exponent == 0 { mantissa } else { (8 + mantissa) << (exponent - 1) };
-        values[i] = if i == 0x7f { 0.0 } else { whole as f32 / 1024.0 };
+        let whole = match (i >> 3 & 15, i & 7) {
+            _ if i == 0x7f => 0,
+            (0, mantissa) => mantissa,
+            (exponent, mantissa) => (8 + mantissa) << (exponent - 1),
+        };
+        let mut code = 0;
+        while code < 16 {
+            values[i].0[code] = whole as f32 / 1024.0 * FP4[code];
+            code += 1;
+        }
         i += 1;
     }
     values
@@ -207,24 +217,23 @@ pub struct Nvfp4;
 impl Codec for Nvfp4 {
     type Block = [u8; 36];
     const GROUPS: usize = 2;
-    /// Half of each scale.
-    type Head = [f32; 4];
+    type Head = ();
 
     #[inline(always)]
-    fn head<S: Simd>(_: S, block: &[u8; 36]) -> [f32; 4] {
-        bytes::<4>(block, 0).map(|scale| HALF_UE4M3[usize::from(scale)])
-    }
+    fn head<S: Simd>(_: S, _: &[u8; 36]) {}
 
     #[inline(always)]
-    fn group<S: Simd>(s: S, block: &[u8; 36], d: &[f32; 4], g: usize) -> [S::F; 2] {
+    fn group<S: Simd>(s: S, block: &[u8; 36], _: &(), g: usize) -> [S::F; 2] {
         let mut values = [s.splat_f(0.0); 2];
         for (half, values) in values.iter_mut().enumerate() {
-            let (at, mut codes) = (2 * g + half, [0; 16]);
-            // Eight low halves, then eight high ones.
-            for (j, byte) in bytes::<8>(block, 4 + 8 * at).iter().enumerate() {
-                (codes[j], codes[8 + j]) = (*byte, byte >> 4);
-            }
-            *values = s.pick(s.mul_f(s.splat_f(d[at]), s.load_f(&FP4)), s.widen_u8(&codes));
+            let at = 2 * g + half;
+            // Eight low halves, then eight high ones; what else stands in a byte chooses nothing.
+            let word = u64::from_le_bytes(*bytes(block, 4 + 8 * at));
+            let mut codes = [[0; 8]; 2];
+            codes[0] = word.to_le_bytes();
+            codes[1] = (word >> 4).to_le_bytes();
+            let table = &NVFP4[usize::from(block[at])];
+            *values = s.pick(s.load_f(&table.0), s.widen_u8(bytes(codes.as_flattened(), 0)));
         }
         values
     }

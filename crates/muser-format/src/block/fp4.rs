@@ -18,7 +18,7 @@
 use super::field;
 
 /// Twice the E2M1 value of each 4-bit code: one sign, two exponent and one mantissa bit.
-const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 fn doubled(code: u8) -> f32 {
     f32::from(E2M1_DOUBLED[usize::from(code & 15)])
