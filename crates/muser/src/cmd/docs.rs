@@ -167,8 +167,15 @@ const ENVIRONMENT: &[(&str, &str)] = &[
 /// Those that libraries inside muser read.
 const LIBRARIES: &[(&str, &str)] = &[
     ("TZ", "the date that a chat template writes into the prompt; no arithmetic"),
-    ("TERM, COLORTERM, CLICOLOR, CLICOLOR_FORCE, LANG", "how the terminal is written to; no arithmetic"),
-    ("RUST_BACKTRACE", "what a crash prints; no arithmetic"),
+    (
+        "TERM, TERM_PROGRAM, COLORTERM, CLICOLOR, CLICOLOR_FORCE, LANG",
+        "how the terminal is written to; no arithmetic",
+    ),
+    ("RUST_BACKTRACE, RUST_LIB_BACKTRACE", "what a crash prints; no arithmetic"),
+    (
+        "RUST_MIN_STACK, TOKIO_UNSTABLE_SHARDED_BLOCKING_QUEUE",
+        "threads' stacks, and how the server queues work; no arithmetic",
+    ),
     ("CUDA_VISIBLE_DEVICES", "which cards the driver shows; no arithmetic but the card's own"),
     (
         "LD_LIBRARY_PATH",
