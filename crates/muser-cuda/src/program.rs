@@ -217,7 +217,9 @@ impl<'a> Compiler<'a> {
                     }
                     other => return Err(self.no_kernel(plan, i, format!("a product that reads {other:?}"))),
                 };
-                if let (Buf::A, Some(count)) = (from, self.chain(i, plan)?) {
+                if *from == Buf::A
+                    && let Some(count) = self.chain(i, plan)?
+                {
                     return Ok(count);
                 }
                 let matrix = |(slot, out): &(_, Buf)| self.weights.matrix(*slot).map(|m| (m, *out));

@@ -51,7 +51,7 @@ const STACK: usize = 256 << 20;
 
 /// Deepest nesting of brackets in a Lark grammar.
 const MAX_NESTING: usize = 256;
-/// Most rules of a Lark grammar, and most references in a schema: each may lead into the next.
+/// Most colons of a Lark grammar, and most references in a schema: each may begin a rule, or lead to one, that leads into the next.
 const MAX_CHAIN: usize = 2048;
 /// Most properties in a schema: each name is compared with all others.
 const MAX_PROPERTIES: usize = 4096;
@@ -70,8 +70,9 @@ fn check_lark(text: &str) -> Result<(), String> {
     if deepest > MAX_NESTING {
         return Err(format!("its brackets nest more than {MAX_NESTING} deep"));
     }
+    // Which colons stand in strings only llguidance's own lexer knows.
     if text.matches(':').count() > MAX_CHAIN {
-        return Err(format!("it has more than {MAX_CHAIN} rules"));
+        return Err(format!("it has more than {MAX_CHAIN} rules, or colons that could begin one"));
     }
     Ok(())
 }
