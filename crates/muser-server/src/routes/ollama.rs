@@ -299,7 +299,10 @@ fn model(app: &App) -> Value {
             "format": "gguf",
             "family": "muse-glimmer",
             "families": ["muse-glimmer"],
-            "parameter_size": format!("{:.1}B", details.parameters as f64 / 1e9),
+            "parameter_size": match details.parameters as f64 {
+                n if n < 1e9 => format!("{:.2}M", n / 1e6),
+                n => format!("{:.1}B", n / 1e9),
+            },
             "quantization_level": details.quantization,
         },
     })

@@ -76,7 +76,7 @@ impl Doctor {
             "GPU",
             true,
             gpu(&nvidia_cards(), muser_cuda::is_available()),
-            "for an NVIDIA GPU: install its driver, and NVRTC and cuBLAS of CUDA 12; without one the CPU is used",
+            "for an NVIDIA GPU: install its driver, and NVRTC and cuBLAS of CUDA 12.8 or later; without one the CPU is used",
         );
         let limits = measure_processor(self.device.threads);
         add(
