@@ -15,6 +15,9 @@ STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "stri
           "strict_pack.cu": ["panels.cuh", "pack.cu"]}
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 TUNED = ["sm_80", "sm_86", "sm_89", "sm_90a"]  # later ones compile; their registers have not been tuned
+# Columns of products: warps of a block, and on cards with 100 KB of shared memory (the usual choice of product.rs).
+WARPS = {1: (8, 8), 2: (8, 8), 4: (16, 8), 8: (16, 8), 16: (16, 4)}
+SMALL = ["sm_86", "sm_89", "sm_120"]
 WHEELS = ["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-cuobjdump==13.*"]
 
 
@@ -46,6 +49,12 @@ def compile(nvrtc, name, source, arch):
     return binary.raw
 
 
+def warps(define, arch):
+    """How many a product's block has on cards of an architecture (product.rs), as a line of its source."""
+    columns = re.search(r"COLUMNS (\d+)$", define)
+    return f"\n#define WARPS {WARPS[int(columns[1])][arch in SMALL]}" if columns else ""
+
+
 def is_hot(kernel):
     """Kernels of a decode step and of prefill."""
     return kernel in ("project", "chain", "stream", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "k_norm_rope_store",
@@ -61,7 +70,7 @@ def main():
     spills, compiled = [], 0
     # Q4_K or Q5_K beside Q6_K is what the K mixes have.
     kinds = [str(t) for t in range(8)] + ["3\n#define SIDE 5", "4\n#define SIDE 5"]
-    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in kinds for n in (1, 2, 4, 8, 16)]
+    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in kinds for n in WARPS]
     sources = [f"#define SOURCE {n}" for n in range(12)]
     types = [f"#define TYPE {t}" for t in range(2, 8)]
     caches = ["", "#define KV_Q8_0"]
@@ -71,7 +80,7 @@ def main():
     for path, define in work:
         name = os.path.basename(path)
         for arch in ARCHS:
-            binary = compile(nvrtc, name, define + "\n" + text(HEADERS + (SERVING | STRICT).get(name, []) + [name]), arch)
+            binary = compile(nvrtc, name, define + warps(define, arch) + "\n" + text(HEADERS + (SERVING | STRICT).get(name, []) + [name]), arch)
             compiled += 1
             if "--digests" in sys.argv:
                 print(arch, name, repr(define), hashlib.sha256(binary).hexdigest())

@@ -31,6 +31,7 @@ static std::mutex lock;
 static std::map<u64, std::pair<char*, size_t>> areas;   // address: mapping
 static size_t in_use;
 static const size_t TOTAL = getenv("EMULATED_BYTES") ? strtoull(getenv("EMULATED_BYTES"), 0, 10) : 8ull << 30, PAGE = 4096;
+static const int SHARED = getenv("EMULATED_SHARED") ? atoi(getenv("EMULATED_SHARED")) : 232448;
 
 static void run(const Launch& l) {
     void* args[32];
@@ -52,7 +53,7 @@ int cuDeviceGetUuid_v2(void* u, int) { return memset(u, 0, 16), SUCCESS; }
 int cuDeviceTotalMem_v2(size_t* n, int) { return *n = TOTAL, SUCCESS; }
 int cuDeviceGetAttribute(int* v, int a, int) {
     // Multiprocessors; compute capability; shared memory of a block and a multiprocessor. No memory pools.
-    *v = a == 16 ? 4 : a == 75 ? 9 : a == 76 ? 0 : a == 97 ? 232448 : a == 81 ? 233472 : a == 36 ? 1000000 : a == 37 ? 512 : 0;
+    *v = a == 16 ? 4 : a == 75 ? 9 : a == 76 ? 0 : a == 97 ? SHARED : a == 81 ? SHARED + 1024 : a == 36 ? 1000000 : a == 37 ? 512 : 0;
     return SUCCESS;
 }
 int cuDevicePrimaryCtxRetain(void** c, int) { return *c = (void*)&lock, SUCCESS; }
@@ -134,7 +135,7 @@ int cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
 int cuLaunchKernelEx(const Config* c, void* function, void** params, void**) {
     const Function* f = (const Function*)function;
     Launch l{f, {c->grid[0], c->grid[1], c->grid[2]}, c->block[0], c->shared, {}};
-    if (!l.grid[0] || !l.grid[1] || !l.grid[2] || l.grid[1] > 65535 || l.grid[2] > 65535 || !l.block || l.block > 1024) return INVALID_VALUE;
+    if (!l.grid[0] || !l.grid[1] || !l.grid[2] || l.grid[1] > 65535 || l.grid[2] > 65535 || !l.block || l.block > 1024 || l.shared > (unsigned)SHARED) return INVALID_VALUE;
     for (size_t i = 0; i < f->sizes->size(); ++i) l.args.emplace_back((char*)params[i], (char*)params[i] + (*f->sizes)[i]);
     if (capturing) capturing->launches.push_back(l);
     else run(l);

@@ -4,7 +4,7 @@ use crate::chain;
 use crate::device::CudaOptions;
 use crate::kv::suffix;
 use crate::many::{Gemm, SLOTS};
-use crate::product::Room;
+use crate::product::{Room, warps};
 use crate::program::product_name;
 use crate::stream::has_kernel;
 use crate::strict;
@@ -74,6 +74,7 @@ fn sources(
     chained: Option<&[Layout]>,
     lane: Lane,
     kv: KvType,
+    room: Room,
 ) -> Vec<Source> {
     let whole = |(name, text, kernels): &(&str, &'static str, &[&'static str])| Source {
         name: name.to_string(),
@@ -98,7 +99,9 @@ fn sources(
     let programs = variants.map(|(layouts, columns)| {
         let name = product_name(layouts, columns);
         let mut kernels = vec![("project", name.clone())];
-        let mut defines = format!("#define TYPE {}\n#define COLUMNS {columns}", layouts[0] as i32);
+        let warps = warps(room, layouts, columns);
+        let mut defines =
+            format!("#define TYPE {}\n#define COLUMNS {columns}\n#define WARPS {warps}", layouts[0] as i32);
         match layouts.get(1) {
             Some(side) => defines += &format!("\n#define SIDE {}", *side as i32),
             None if columns == 1 => kernels.push(("widen", format!("widen_{}", layouts[0].name()))),
@@ -328,7 +331,7 @@ impl Gpu {
         let mut gpu =
             Gpu { context, stream, side, kernels: HashMap::new(), blas, card, programmatic: major >= 9 };
         let arch = format!("sm_{major}{minor}");
-        let sources = sources(types, products, chained, lane, options.kv);
+        let sources = sources(types, products, chained, lane, options.kv, gpu.card.room);
         let compile = |source: &Source| {
             let text = [&[source.defines.as_str()], HEADERS.as_slice(), &[source.text]].concat().join("\n");
             crate::nvrtc::cubin(&source.name, &text, &arch, lane, cache)

@@ -6,12 +6,18 @@ use crate::weights::{Layout, Matrix, TILE_COLS};
 /// Activation rows that one launch takes at most.
 pub(crate) const GROUP: usize = 16;
 /// Planes of partial sums that a product leaves at most.
-pub(crate) const MOST_PLANES: usize = 10;
+pub(crate) const MOST_PLANES: usize = 12;
 /// The same for the head, whose planes are long.
 pub(crate) const HEAD_PLANES: usize = 4;
 
 /// Activation rows up to which blocks are many and small, and not numbered as they start.
 pub(crate) const ALONE: usize = 2;
+
+/// Warps of a block for one or two rows.
+const WARPS_ALONE: usize = 8;
+/// Blocks of 256 columns that a slice should hold at least: 19,968 columns, the release's widest row, then are in no more than
+/// [`MOST_PLANES`] slices, and weights are read once for all rows. Fewer warps leave more room for them.
+const LEAST_SLICE: usize = 7;
 
 /// The shape of one launch of kernels/project.cu.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +28,8 @@ pub(crate) struct Shape {
     pub slices: usize,
     /// Blocks for each slice.
     pub blocks: usize,
+    /// Warps of a block.
+    pub warps: usize,
     /// Dynamic shared memory of a block, bytes.
     pub shared: usize,
 }
@@ -66,12 +74,8 @@ impl Shape {
         tiles: usize,
         planes: usize,
     ) -> Option<Self> {
-        // Mirrors of project.cu: warps with a ring each, partial sums, zeros, activations with their sums.
-        let warps = warps(columns);
-        let ring = layouts.iter().map(|l| warps * ring_bytes(*l, columns)).max()?;
-        let sums = layouts.iter().map(|l| sum_bytes(*l, columns)).max()?;
-        let fixed = ring + columns * (2 * warps * 64 + 64 + 32) + 528;
-        let each = columns * (TILE_COLS * 2 + sums);
+        let warps = warps(room, layouts, columns);
+        let (fixed, each) = shared(layouts, columns, warps);
         let all = cols.div_ceil(TILE_COLS);
         // Blocks of one multiprocessor hide each other's waits; groups want longer slices instead.
         let per = if columns <= 2 { 3 } else { 1 };
@@ -90,13 +94,13 @@ impl Shape {
             // wait for such a one to leave would be the last to end.
             let processors = room.processors - usize::from(room.processors >= 64);
             let blocks = (processors * per / slices).clamp(layouts.len(), tiles);
-            Some(Shape { columns, slices, blocks, shared: fixed + most * each })
+            Some(Shape { columns, slices, blocks, warps, shared: fixed + most * each })
         })
     }
 
     /// Threads of a block.
     pub fn threads(&self) -> usize {
-        warps(self.columns) * 32
+        self.warps * 32
     }
 
     /// Planes that it leaves.
@@ -105,9 +109,23 @@ impl Shape {
     }
 }
 
-/// Warps of a block, as project.cu has them.
-fn warps(columns: usize) -> usize {
-    if columns > 2 { 16 } else { 8 }
+/// Warps of a block for at most so many rows on a card, for which kernels/project.cu is compiled there.
+pub(crate) fn warps(room: Room, layouts: &[Layout], columns: usize) -> usize {
+    if columns <= ALONE {
+        return WARPS_ALONE;
+    }
+    let holds = |warps: &usize| {
+        let (fixed, each) = shared(layouts, columns, *warps);
+        fixed + LEAST_SLICE * each <= room.block
+    };
+    [16, 8].into_iter().find(holds).unwrap_or(4)
+}
+
+/// Bytes of shared memory, mirrors of kernels/project.cu: rings, partial sums and zeros; and activations with their sums for each 256 columns.
+fn shared(layouts: &[Layout], columns: usize, warps: usize) -> (usize, usize) {
+    let ring = layouts.iter().map(|l| warps * ring_bytes(*l, columns)).max().unwrap_or(0);
+    let sums = layouts.iter().map(|l| sum_bytes(*l, columns)).max().unwrap_or(0);
+    (ring + columns * (2 * warps * 64 + 64 + 32) + 528, columns * (TILE_COLS * 2 + sums))
 }
 
 /// Bytes of a warp's ring: tiles on their way, of F16 quarters.
@@ -195,8 +213,8 @@ mod tests {
 
     #[test]
     fn shapes_fit_their_card() {
+        use Layout::*;
         for room in [Card::h200().room, CONSUMER] {
-            use Layout::*;
             for layout in [F16, Q8, Q4, Q4K, Q5K, Q6K, Iq4, Fp4] {
                 for (cols, tiles) in [(6656, 544), (19968, 416), (4096, 416), (256, 16), (33_280, 416)] {
                     for n in 1..=32 {
@@ -210,6 +228,24 @@ mod tests {
                         assert!((s.slices - 1) * most < all, "a slice without columns: {s:?}");
                         assert!(s.blocks <= tiles);
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn groups_read_weights_once_or_twice_on_a_card_with_little_shared_memory() {
+        use Layout::*;
+        for layouts in [&[F16][..], &[Q8], &[Q4], &[Q4K], &[Q5K], &[Q6K], &[Iq4], &[Fp4], &[Q4K, Q6K]] {
+            for (cols, tiles, planes) in [
+                (6656, 2496, MOST_PLANES),
+                (19968, 416, MOST_PLANES),
+                (4096, 416, MOST_PLANES),
+                (6656, 12628, HEAD_PLANES),
+            ] {
+                for n in [3, 4, 5, 8, 16] {
+                    let s = Shape::of(CONSUMER, layouts, n, cols, tiles, planes).unwrap();
+                    assert!(n <= 2 * s.columns, "{n} rows, {layouts:?}, {cols} columns: {s:?}");
                 }
             }
         }

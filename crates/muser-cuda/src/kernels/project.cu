@@ -1,5 +1,5 @@
 // Matrices times 1 to 16 activation rows on tensor cores, straight from the tiles of layout.cuh.
-// Layout: a block holds the activations (f16) of its share of the columns; each of its 8 or 16 warps takes an equal run of the list
+// Layout: a block holds the activations (f16) of its share of the columns; each of its WARPS warps takes an equal run of the list
 // of tiles (16 rows by 256 columns, row after row), with a ring of them on the way from memory, filled before the kernels ahead
 // are done. Rows of tiles that a warp has alone it writes; those cut between warps are joined at the end, in the warps' order.
 // Where a row of tiles is cut between two blocks, the second part goes to plane 1; with columns in slices, each slice has a plane.
@@ -27,7 +27,6 @@ struct Product {
 };
 
 // One or two rows have three blocks a multiprocessor, which begin and end one after another; more have one, that reads them once.
-#define WARPS (COLUMNS > 2 ? 16 : 8)
 #define THREADS (WARPS * 32)
 
 extern __shared__ uint4 shared_bytes[];
