@@ -72,6 +72,9 @@ fn wrong_values_are_named() {
         (&["kernels", "--pass", "draft", "--draft", "off"], "drafter"),
         (&["perplexity", "nowhere.txt"], "nowhere.txt"),
         (&["trace", "--rows", "1000"], "--chunk"),
+        (&["run", "hi", "--device", "cpu", "--gpu-layers", "3"], "no GPU"),
+        (&["verify", "--devices", "cpu,reference", "--gpu-layers", "3"], "leave it out"),
+        (&["verify", "--devices", "cpu,cuda", "--gpu-layers", "0"], "leave it out"),
     ] {
         let error = muser(args).error(1);
         assert!(error.contains(word), "{args:?}: {error}");

@@ -157,6 +157,11 @@ impl Verify {
     }
 
     fn compare(&self, opened: &Opened, devices: Pair) -> Result<Report> {
+        let cards = devices.iter().any(|device| matches!(device, DeviceName::Cuda(_)));
+        ensure!(
+            self.device.gpu_layers.is_none_or(|layers| cards && layers > 0),
+            "--gpu-layers is for cuda among the two devices, and for at least one layer; leave it out"
+        );
         let prompts = self.prompts.ids(opened.model.geometry())?;
         let wanted = (1, prompts.iter().map(Vec::len).max().unwrap_or(1));
         let mut a = self.device.load_on(devices[0], opened, wanted)?;
