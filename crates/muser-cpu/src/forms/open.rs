@@ -1,7 +1,7 @@
 //! Blocks of 256 columns of 16 rows as prefill meets them: a byte for each code, a float for each scale. They live in a
 //! thread's memory while all tiles of columns pass, so unpacking costs nothing a tile.
 
-use super::{Form, add_floats, add_pairs, add_scaled, add_steps, dots, floats, raise, raise_onto, starts};
+use super::{Form, add_floats, add_scaled, add_steps, dots, floats, starts};
 use crate::activations::{Block256, Scales};
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
@@ -174,15 +174,8 @@ impl Form for Paired {
     ) {
         let mut total = [s.splat_i(0); NC];
         for pair in 0..4 {
-            let mut part = [s.splat_i(0); NC];
-            for i in 16 * pair..16 * pair + 8 {
-                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
-            }
-            raise(s, &mut part);
-            for i in 16 * pair + 8..16 * pair + 16 {
-                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
-            }
-            add_pairs(s, &mut total, &part, s.load_i(&w.scales[pair]));
+            let (codes, x) = (&w.codes.as_chunks::<16>().0[pair], &x.q.as_chunks::<16>().0[pair]);
+            s.pair(&mut total, codes, x, [&[0; NC], &[0x8000; NC]], s.load_i(&w.scales[pair]));
         }
         let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
         less_minima(s, &floats(s, &total), d, (minima(s, &w.mins), dmin), x, acc);
@@ -237,15 +230,9 @@ impl Form for PairedOffset {
     ) {
         let mut total = [s.splat_i(0); NC];
         for pair in 0..8 {
-            let mut part = starts(s, &x.start16[2 * pair]);
-            for i in 8 * pair..8 * pair + 4 {
-                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
-            }
-            raise_onto(s, &mut part, &x.raised16[pair]);
-            for i in 8 * pair + 4..8 * pair + 8 {
-                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
-            }
-            add_pairs(s, &mut total, &part, s.load_i(&w.scales[pair]));
+            let starts = [&x.start16[2 * pair], &x.raised16[pair]];
+            let (codes, x) = (&w.codes.as_chunks::<8>().0[pair], &x.q.as_chunks::<8>().0[pair]);
+            s.pair(&mut total, codes, x, starts, s.load_i(&w.scales[pair]));
         }
         add_steps(s, acc, &total, s.load_f(&w.d), &x.scale);
     }

@@ -57,6 +57,8 @@ struct TileOf<'a, F: Form, const NC: usize> {
     first: usize,
     table: &'a [u8; 16],
     x: &'a [F::X<NC>],
+    /// Bytes from the end of `x` to the same blocks of the next tile.
+    skip: usize,
     out: &'a mut Out,
 }
 
@@ -91,10 +93,12 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
             let ahead = if NC < 4 { NEAR } else { next * size_of::<F::Block>() };
             let columns = view::<u8, F::X<NC>>(x);
             let share = columns.len().div_ceil(panels);
+            // At the end of `x` the next tile's columns follow.
+            let skip = if (t + 1) * turn < self.x.len() { 0 } else { self.skip };
             for (p, acc) in acc.iter_mut().enumerate().take(panels) {
                 // The columns' next block, a share with each panel.
                 let share = (p * share).min(columns.len())..((p + 1) * share).min(columns.len());
-                s.fetch(&columns[share], columns.len());
+                s.fetch(&columns[share], columns.len() + skip);
                 let mut sums = *acc;
                 for (w, x) in self.panels[p * blocks + at..].iter().zip(x) {
                     F::multiply::<S, NC>(s, w, ahead, table, x, &mut sums);
@@ -138,9 +142,11 @@ fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) 
         let Piece { panels: Panels { bytes, table, blocks, .. }, opened, run } = piece;
         let (panels, first) = (view::<F::Block, u8>(bytes), if opened { 0 } else { run.start });
         macro_rules! run {
-            ($nc:literal) => {
-                TileOf::<F, $nc> { panels, blocks, first, table, x: &view(x)[run], out }
-            };
+            ($nc:literal) => {{
+                let x = view::<F::X<$nc>, i32>(x);
+                let skip = (x.len() - run.len()) * size_of::<F::X<$nc>>();
+                TileOf::<F, $nc> { panels, blocks, first, table, x: &x[run], skip, out }
+            }};
         }
         match width {
             1 => dispatch(isa, run!(1)),
