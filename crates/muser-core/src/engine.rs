@@ -129,7 +129,7 @@ impl Engine {
             DraftMode::Auto => Pace::auto(most),
             DraftMode::Fixed(rows) => Pace::fixed(rows.min(most)),
         };
-        Some(Drafting { injected: 0, parked: vec![], pace, prompt: (0, 0.0) })
+        Some(Drafting { injected: 0, parked: vec![], pace, most, prompt: (0, 0.0) })
     }
 
     /// Frees a session's place on the device.

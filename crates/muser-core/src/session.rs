@@ -52,6 +52,8 @@ pub(crate) struct Drafting {
     pub parked: Vec<u32>,
     /// What this session's drafts were worth.
     pub pace: Pace,
+    /// Rows that it may draft at most.
+    pub most: usize,
     /// Rows and seconds of the prompt's chunks so far.
     pub prompt: (usize, f64),
 }
@@ -96,6 +98,11 @@ impl Session {
     /// Whether drafts may be tried for this session.
     pub fn drafts(&self) -> bool {
         self.drafting.is_some()
+    }
+
+    /// Drafts at most so many rows a step from now on. With 0 it drafts nothing, and can again later.
+    pub fn draft_at_most(&mut self, rows: usize) {
+        self.drafting.iter_mut().for_each(|drafting| drafting.most = rows);
     }
 
     /// Has the next token's mask made, while the device is busy. An error is met again where the mask is used.

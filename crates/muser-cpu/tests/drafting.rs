@@ -58,6 +58,27 @@ fn a_stop_inside_a_block_clips_state_exactly() {
 }
 
 #[test]
+fn a_session_drafts_no_more_than_it_may() {
+    let model = mini();
+    let prompt = goldens().into_iter().find(|g| g.name == "repeat").unwrap().prompt;
+    let mut engine = drafting::engine(&strict, &model, DraftMode::Fixed(15));
+    let mut passes = |most: usize| {
+        let mut session = engine.session(0, greedy()).unwrap();
+        session.draft_at_most(most);
+        let mut out = vec![];
+        drafting::prefill(&mut engine, &mut session, &prompt, &mut out);
+        let mut outs = [out];
+        let stats = drafting::decode(&mut engine, std::slice::from_mut(&mut session), &mut outs, 20)[0];
+        engine.close(session);
+        stats
+    };
+    assert_eq!(passes(0), (19, 0));
+    let (some, accepted) = passes(2);
+    assert!(some + accepted == 19 && accepted > 0 && accepted <= 2 * some, "{accepted} in {some}");
+    assert!(passes(usize::MAX).0 < some);
+}
+
+#[test]
 fn acceptance_is_the_model_cards() {
     // The card's figures are of F16 weights: 9.4 tokens a target pass on chat, 2.6 on prose.
     let (chat, prose) = drafting::acceptance(&serving, &mini());

@@ -227,6 +227,7 @@ impl Generator {
                 constraint,
                 max_tokens,
                 reuse: request.reuse,
+                draft_rows: request.draft_rows.unwrap_or(usize::MAX),
                 client: request.caller.as_ref().map_or(0, |caller| caller.id),
                 deadline,
                 sink: Box::new(pipeline),

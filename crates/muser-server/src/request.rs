@@ -99,6 +99,8 @@ pub struct Request {
     pub answer: Answer,
     /// Whether earlier work may be reused.
     pub reuse: bool,
+    /// Most drafted tokens a step, 0 for plain decoding; none: what pays.
+    pub draft_rows: Option<usize>,
     /// Whether each token is reported besides the text.
     pub report_tokens: bool,
     /// When to give up.
@@ -119,6 +121,7 @@ impl Request {
             ignore_end: false,
             answer: Answer::Free,
             reuse: true,
+            draft_rows: None,
             report_tokens: false,
             timeout: None,
             caller: None,
@@ -132,6 +135,7 @@ impl Request {
         self.stop = fields.strings("stop")?;
         self.ignore_end = fields.flag("ignore_eos")?.unwrap_or(false);
         self.reuse = fields.flag("cache_prompt")?.unwrap_or(true);
+        self.draft_rows = fields.count("speculative.n_max")?;
         if let Some(seconds) = fields.number("timeout")? {
             let wrong = |_| ApiError::field("timeout", "timeout must be a number of seconds above 0");
             self.timeout = Some(Duration::try_from_secs_f32(seconds).map_err(wrong)?);

@@ -125,6 +125,8 @@ pub struct Work {
     pub max_tokens: usize,
     /// Whether earlier sessions may be continued.
     pub reuse: bool,
+    /// Most drafted rows a step.
+    pub draft_rows: usize,
     /// Who asks; among those who wait, the one with fewest running requests is next.
     pub client: u64,
     /// When to give up.

@@ -177,8 +177,12 @@ async fn what_llama_cpps_clients_expect() {
     let server = Server::new();
     server.stage.script("a", encode("One\ntwo<|eot|>"));
     server.stage.script("b", encode("Three<|eot|>"));
-    let (_, one) =
-        server.post("/completions", json!({"prompt": "[[a]]", "temperature": 0, "n_predict": 9})).await;
+    let mut body = json!({"prompt": "[[a]]", "temperature": 0, "n_predict": 9, "speculative.n_max": 3});
+    let (_, one) = server.post("/completions", body.clone()).await;
+    assert_eq!(one["generation_settings"]["speculative.n_max"], 3);
+    body["speculative.n_max"] = json!(-1);
+    let (status, error) = server.post("/completions", body).await;
+    assert_eq!((status, &error["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("speculative.n_max")));
     assert_eq!((&one["content"], &one["has_new_line"]), (&json!("One\ntwo"), &json!(true)), "{one}");
     assert_eq!((&one["prompt"], &one["generation_settings"]["n_predict"]), (&json!("[[a]]"), &json!(9)));
     // Several prompts, in any form, are answered by a list.

@@ -84,6 +84,7 @@ impl Bench {
             constraint: None,
             max_tokens,
             reuse: true,
+            draft_rows: usize::MAX,
             client: 0,
             deadline: None,
             sink: Box::new(recorder),

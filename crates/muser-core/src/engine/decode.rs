@@ -162,6 +162,7 @@ impl Engine {
             let session = &mut *active.session;
             let room = (session.context - session.tokens.len() - 1).min(share).min(most);
             if let Some(drafting) = session.drafting.as_mut() {
+                let room = room.min(drafting.most);
                 seats.push(Seat { pace: &mut drafting.pace, room, owed: drafting.parked.len() });
                 which.push(i);
             }

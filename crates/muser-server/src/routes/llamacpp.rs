@@ -132,6 +132,7 @@ fn settings(request: &Request, ends: &[u32]) -> Value {
         "repeat_penalty": s.repetition_penalty, "repeat_last_n": s.repeat_last_n,
         "presence_penalty": s.presence_penalty, "frequency_penalty": s.frequency_penalty,
         "stop": request.stop, "ignore_eos": request.ignore_end, "logit_bias": bias, "n_probs": s.logprobs.unwrap_or(0),
+        "speculative.n_max": request.draft_rows,
     })
 }
 
