@@ -120,8 +120,9 @@ impl Curve {
         points.filter_map(|(rows, p)| Some((*rows as f64, p.seconds?)))
     }
 
-    /// Seconds of a pass: measured, between measurements by a straight line, beyond them by the last slope, and never more
-    /// than a pass of more rows took. What was never measured is tried as if it were free.
+    /// Seconds of a pass: measured, between measurements by a straight line, beyond them by the last slope (but not one that a
+    /// single measurement gives, which may have come at a bad moment), and never more than a pass of more rows took. What was
+    /// never measured is tried as if it were free.
     fn estimate(&self, rows: usize) -> Option<f64> {
         let x = rows as f64;
         let mut up_to = self.known(..=rows).rev();
@@ -133,10 +134,14 @@ impl Curve {
         let straight = match (above, up_to.next()) {
             _ if r1 == x => s1,
             (Some(above), _) => line((r1, s1), above),
-            (None, Some(before)) => line(before, (r1, s1)).max(s1),
-            (None, None) => s1,
+            (None, Some(before)) if !self.is_lone(r1 as usize) => line(before, (r1, s1)).max(s1),
+            (None, _) => s1,
         };
         Some(more.map_or(straight, |more| straight.min(more)))
+    }
+
+    fn is_lone(&self, rows: usize) -> bool {
+        self.points.get(&rows).is_some_and(|p| p.recent.len() == 1)
     }
 
     /// Whether passes of exactly this row count are settled and were measured lately.
@@ -307,16 +312,18 @@ pub fn blocks(costs: &Costs, group: &mut [Seat<'_>]) -> Vec<usize> {
     let least = MARGIN * sequences as f64;
     let mut rows: Vec<(f64, usize)> = vec![];
     for (i, seat) in group.iter().enumerate().filter(|(_, seat)| seat.pace.may_draft()) {
-        let reach = reach.min(seat.pace.reach).min(seat.room);
+        // Whether context is worth its price is a question of the drafts that follow, also where the first is to be one row. A prompt
+        // that came at a bad moment makes it look several times dearer than it is.
+        let hoped = seat.pace.reach.min(seat.room);
         let context = costs.context(seat.owed);
         let mut tokens = sequences as f64;
         let mut pays = |(n, chance): (usize, f64)| {
             tokens += chance;
             tokens / (cost(n + 1, 1) + context / plain) > least
         };
-        let chances = || seat.pace.chances().take(reach);
+        let chances = || seat.pace.chances().take(hoped);
         if context <= CONTEXT_SHARE * seat.pace.time || chances().enumerate().any(&mut pays) {
-            rows.extend(chances().map(|chance| (chance, i)));
+            rows.extend(chances().take(reach).map(|chance| (chance, i)));
         }
     }
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));

@@ -56,15 +56,33 @@ struct Run<'a> {
     costs: Costs,
     rng: Mt19937,
     seen: [Vec<usize>; 2],
+    /// Measurements so far, and which of them takes how many times as long by other work.
+    measured: usize,
+    disturbed: Option<(usize, f64)>,
 }
 
 impl<'a> Run<'a> {
     fn new(machine: &'a Machine, seed: u64) -> Self {
-        Run { machine, costs: Costs::default(), rng: Mt19937::new(seed), seen: [vec![], vec![]] }
+        Run {
+            machine,
+            costs: Costs::default(),
+            rng: Mt19937::new(seed),
+            seen: [vec![], vec![]],
+            measured: 0,
+            disturbed: None,
+        }
     }
 
     fn uniform(&mut self) -> f64 {
         self.rng.bits53() as f64 / (1u64 << 53) as f64
+    }
+
+    /// What a measurement gives, disturbed or not.
+    fn measure(&mut self, seconds: f64) -> f64 {
+        self.measured += 1;
+        let times =
+            self.disturbed.filter(|(which, _)| *which == self.measured).map_or(1.0, |(_, times)| times);
+        times * seconds
     }
 
     /// Measured seconds, and those that count.
@@ -73,7 +91,7 @@ impl<'a> Run<'a> {
         let cold = !self.seen[kind].contains(&rows);
         self.seen[kind].push(rows);
         let spoilt = self.uniform() < 0.02;
-        (noisy * if cold || spoilt { 5.0 } else { 1.0 }, noisy)
+        (self.measure(noisy * if cold || spoilt { 5.0 } else { 1.0 }), noisy)
     }
 
     /// One step of a group whose rows are confirmed with these chances: seconds, and tokens of each.
@@ -123,7 +141,8 @@ impl<'a> Run<'a> {
         let mut pace = Pace::auto(15);
         let mut seconds = prompt as f64 * self.machine.prompt;
         if prompt > 0 {
-            self.costs.prompt(prompt, seconds, self.machine.context / self.machine.prompt);
+            let measured = self.measure(seconds);
+            self.costs.prompt(prompt, measured, self.machine.context / self.machine.prompt);
         }
         pace.begin(seconds, sure);
         let (mut done, mut owed, mut drafted) = (0, prompt, false);
@@ -318,7 +337,11 @@ fn costs_are_interpolated_and_forgotten() {
         costs.target(rows, rows as f64);
     }
     let estimates = [1, 2, 3, 6, 10].map(|rows| costs.target.estimate(rows));
-    assert_eq!(estimates, [2.0, 2.0, 3.0, 6.0, 10.0].map(Some));
+    // One measurement gives no slope.
+    assert_eq!(estimates, [2.0, 2.0, 3.0, 6.0, 6.0].map(Some));
+    let mut twice = costs.clone();
+    twice.target(6, 6.0);
+    assert_eq!(twice.target.estimate(10), Some(10.0));
     (0..OLDEST[1]).for_each(|_| costs.target(2, 2.0));
     assert_eq!(costs.target.estimate(6), Some(6.0));
     costs.target(2, 2.0);
@@ -340,6 +363,20 @@ fn a_bad_moment_does_not_end_drafting() {
         })
         .count();
     assert!((1..=256).contains(&plain_steps), "{plain_steps}");
+}
+
+#[test]
+fn one_disturbed_measurement_costs_no_sure_gain() {
+    for machine in [&CPU, &GPU] {
+        // The first is the prompt's.
+        for (which, times) in (1..40).map(|which| (which, 2.0)).chain([(1, 5.0)]) {
+            let mut run = Run::new(machine, 5);
+            run.disturbed = Some((which, times));
+            let (seconds, _) = run.answer(45, 38, 1.0, |_| 1.0);
+            let share = seconds / (45.0 * machine.prompt + 38.0 * machine.plain());
+            assert!(share < 0.75, "measurement {which} {times} times as long: {share} of plain");
+        }
+    }
 }
 
 #[test]
