@@ -153,7 +153,8 @@ pub fn clipped_blocks(make: Make, model: &Arc<Model>, prompt: &[u32]) {
         engine.restore(&mut restored, &saved).unwrap();
         let mut sessions = [session, restored];
         let mut outs = [outs[0].clone(), outs[0].clone()];
-        decode(&mut engine, &mut sessions, &mut outs, 40);
+        let stats = decode(&mut engine, &mut sessions, &mut outs, 40);
+        assert_eq!(stats[0], stats[1], "passes and accepted rows of a restored drafter");
         assert_eq!(outs[0], whole, "continued after a cut at {cut}");
         assert_eq!(outs[1], whole, "restored after a cut at {cut}");
     }
