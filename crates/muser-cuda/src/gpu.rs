@@ -2,10 +2,10 @@
 
 use crate::chain;
 use crate::device::CudaOptions;
+use crate::few::product_name;
 use crate::kv::suffix;
 use crate::many::{Gemm, SLOTS};
 use crate::product::{Room, warps};
-use crate::program::product_name;
 use crate::stream::has_kernel;
 use crate::strict;
 use crate::weights::{Layout, source};

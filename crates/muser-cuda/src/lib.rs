@@ -7,6 +7,7 @@ mod buffers;
 mod chain;
 mod describe;
 mod device;
+mod few;
 mod fit;
 mod gpu;
 mod kv;

@@ -1,32 +1,16 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
-use crate::buffers::{Buffers, TICKETS};
+use crate::buffers::Buffers;
 use crate::chain::COUNTERS;
 use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
-use crate::product::{ALONE, GROUP, HEAD_PLANES, MOST_PLANES, Product, Segment, Shape};
-use crate::weights::{Layout, Matrix, TILE_ROWS, Weights};
+use crate::product::{HEAD_PLANES, MOST_PLANES};
+use crate::weights::{Matrix, TILE_ROWS, Weights};
 use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
 use std::ops::Range;
-
-const PROJECT: &str = "src/kernels/project.cu";
-
-/// Layouts of a product's matrices as its launches take them: each once, in order, two a launch.
-pub(crate) fn launches(layouts: &[Layout]) -> Vec<Vec<Layout>> {
-    let mut layouts = layouts.to_vec();
-    layouts.sort_by_key(|l| *l as i32);
-    layouts.dedup();
-    layouts.chunks(2).map(<[Layout]>::to_vec).collect()
-}
-
-/// The kernel of kernels/project.cu for one or two layouts and at most `columns` activation rows.
-pub(crate) fn product_name(layouts: &[Layout], columns: usize) -> String {
-    let names: Vec<_> = layouts.iter().map(|l| l.name()).collect();
-    format!("project_{}_{columns}", names.join("_"))
-}
 
 /// Elements of a row that norms take at most: eight a thread.
 pub(crate) const MOST_HIDDEN: usize = 8192;
@@ -72,7 +56,7 @@ pub(crate) struct Key {
     pub logits: usize,
     /// Blocks among which the keys of a row are split in a full layer.
     pub splits: usize,
-    /// A row's bits do not depend on the rows beside it: products as for [`GROUP`] rows, keys split by the row's own depth.
+    /// A row's bits do not depend on the rows beside it: products as for [`GROUP`](crate::product::GROUP) rows, keys split by the row's own depth.
     pub even: bool,
 }
 
@@ -395,96 +379,6 @@ impl<'a> Compiler<'a> {
         if self.large() {
             self.leave(&[(Buf::H, Left::Halves(Halves::rows(self.buffers.h.addresses().h, hidden)))]);
         }
-    }
-
-    /// Products with the same `n` activation rows, each to its address; returns the planes that each leaves, at most `most`.
-    fn multiply(
-        &mut self,
-        steps: Range<usize>,
-        parts: &[(Matrix, u64)],
-        x: Activation,
-        n: usize,
-        most: usize,
-    ) -> Result<Vec<Planes>, DeviceError> {
-        let mut left = vec![Planes::default(); parts.len()];
-        let layouts: Vec<Layout> = parts.iter().map(|p| p.0.layout).collect();
-        // A launch serves one or two layouts.
-        for together in launches(&layouts) {
-            let of = |layout: &Layout| -> Vec<usize> {
-                (0..parts.len()).filter(|i| parts[*i].0.layout == *layout).collect()
-            };
-            let groups: Vec<Vec<usize>> = together.iter().map(of).collect();
-            let cols = parts[groups[0][0]].0.cols;
-            let tiles = groups.iter().flatten().map(|i| parts[*i].0.tiles()).sum();
-            let columns = if self.key.even { GROUP } else { n };
-            let shape = Shape::of(self.card.room, &together, columns, cols, tiles, most);
-            let shape = shape.ok_or_else(|| {
-                DeviceError::Backend(format!(
-                    "a product of {cols} columns does not fit the shared memory of {}; use --device cpu",
-                    self.card.name
-                ))
-            })?;
-            for i in groups.iter().flatten() {
-                let (m, out) = parts[*i];
-                left[*i] = Planes { ptr: out, stride: n * m.rows, count: shape.planes() };
-            }
-            for first in (0..n).step_by(shape.columns.min(GROUP)) {
-                let segment = |i: &usize| {
-                    let matrix = parts[*i].0;
-                    Segment { matrix, out: left[*i].from(first * matrix.rows), stride: matrix.rows }
-                };
-                let product = |group: &Vec<usize>| Product {
-                    segments: group.iter().map(segment).collect(),
-                    cols,
-                    n: (n - first).min(shape.columns),
-                    slices: shape.slices,
-                    blocks: shape.blocks,
-                    late: 0,
-                    less: 0,
-                };
-                let mut products: Vec<Product> = groups.iter().map(product).collect();
-                if let [a, b] = products.as_mut_slice() {
-                    // Blocks as bytes, but each with a row of tiles of its own: no row is cut twice.
-                    let share = a.bytes() as f64 / (a.bytes() + b.bytes()) as f64;
-                    let least = shape.blocks.saturating_sub(b.tiles()).max(1);
-                    let most = (shape.blocks - 1).min(a.tiles());
-                    a.blocks = ((shape.blocks as f64 * share).round() as usize).clamp(least, most);
-                    b.blocks = shape.blocks - a.blocks;
-                }
-                // Where a row's bits must not depend on how many there are, neither may the warps that have its parts.
-                let late = if shape.columns > ALONE && !self.key.even { self.late() } else { 0 };
-                for (i, product) in products.iter_mut().enumerate() {
-                    product.share(if i == 0 { late } else { 0 });
-                }
-                let number = (self.nodes.len() % TICKETS * 4) as u64;
-                let ticket = if products[0].late > 0 { self.buffers.tickets.ptr + number } else { 0 };
-                let args =
-                    Args::default().product(&products[0]).product(products.get(1).unwrap_or(&Product::NONE));
-                let args = args.ptr(ticket).ptr(x.at_row(first, cols).h).int(cols);
-                let name = product_name(&together, shape.columns);
-                let grid = (shape.blocks, shape.slices, 1);
-                self.push_shared(steps.clone(), PROJECT, &name, grid, (shape.threads(), shape.shared), args)?;
-            }
-        }
-        Ok(left)
-    }
-
-    /// Multiprocessors that the last launch holds until it ends, if it is not a product.
-    fn late(&self) -> usize {
-        match self.nodes.last().map(|node| (node.file, &node.work)) {
-            Some((file, Work::Kernel { grid, .. })) if file != PROJECT => (grid.0 * grid.1 * grid.2) as usize,
-            _ => 0,
-        }
-    }
-
-    fn gate_up(&mut self, steps: Range<usize>, gate: Matrix, up: Matrix) -> Result<(), DeviceError> {
-        let b = self.buffers;
-        let (n, ff) = (self.key.rows, gate.rows);
-        let parts = [(gate, b.raw.gate.ptr), (up, b.raw.up.ptr)];
-        let left = self.multiply(steps.clone(), &parts, b.h.addresses(), n, MOST_PLANES)?;
-        let args = Args::default().planes(&left[0]).planes(&left[1]).long(n * ff);
-        let args = args.activation(&b.f.addresses());
-        self.push(steps, "src/kernels/norm.cu", "silu_mul", ((n * ff).div_ceil(1024), 1, 1), 256, args)
     }
 
     fn head(&mut self, steps: Range<usize>, m: Matrix, mul: f32, cap: f32) -> Result<(), DeviceError> {

@@ -1,9 +1,9 @@
 //! Weights on the card, in the tiles of kernels/layout.cuh.
 
+use crate::few::launches;
 use crate::gpu::{Gpu, Memory};
 use crate::launch::Args;
 use crate::panels::{Form, PANEL, Panels};
-use crate::program::launches;
 use crate::upload::Uploader;
 use muser_core::{DeviceError, Kind, Lane, Model, ModelError, Op, Pass, Slot, TensorView};
 use muser_format::DType;
