@@ -18,6 +18,7 @@ mod panels;
 mod probe;
 mod product;
 mod program;
+mod sources;
 mod stream;
 mod strict;
 mod upload;

@@ -1,0 +1,136 @@
+//! The programs that a model needs on a card, for NVRTC: which files, with what defined before them, and their kernels.
+
+use crate::chain;
+use crate::few::product_name;
+use crate::kv::suffix;
+use crate::product::{Room, warps};
+use crate::stream::has_kernel;
+use crate::strict;
+use crate::weights::{Layout, source};
+use muser_core::{KvType, Lane};
+use muser_format::DType;
+
+/// A program: its name, what is defined before it, its text, and its kernels by the names that launches use.
+pub(crate) struct Source {
+    pub name: String,
+    pub defines: String,
+    pub text: &'static str,
+    pub kernels: Vec<(&'static str, String)>,
+}
+
+/// Programs that every model needs.
+const COMMON: [(&str, &str, &[&str]); 2] = [
+    ("probe", include_str!("kernels/probe.cu"), &["read_all"]),
+    (
+        "norm",
+        include_str!("kernels/norm.cu"),
+        &[
+            "embed",
+            "rms_norm",
+            "tail",
+            "tail_rows",
+            "pick_features",
+            "silu_mul",
+            "silu_rows",
+            "scale_cap",
+            "gather",
+            "argmax",
+        ],
+    ),
+];
+
+/// Attention of the serving lane: once for each type of keys and values.
+const ATTENTION: [(&str, &str, &[&str]); 2] = [
+    (
+        "attend",
+        concat!(include_str!("kernels/kv.cuh"), include_str!("kernels/attend.cu")),
+        &["k_norm_rope_store", "qk_rows", "attend_rows"],
+    ),
+    (
+        "decode",
+        concat!(include_str!("kernels/kv.cuh"), include_str!("kernels/decode.cu")),
+        &["attend_few", "attend_join"],
+    ),
+];
+
+/// Products of few rows, and all of a layer's for one.
+const PROJECT: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/project.cu"));
+const CHAIN: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/chain.cu"));
+
+/// All programs for a model with matrices of these types and products of these layouts; each is compiled by a thread of its own.
+pub(crate) fn sources(
+    types: &[DType],
+    products: &[Vec<Layout>],
+    chained: Option<&[Layout]>,
+    lane: Lane,
+    kv: KvType,
+    room: Room,
+) -> Vec<Source> {
+    let whole = |(name, text, kernels): &(&str, &'static str, &[&'static str])| Source {
+        name: name.to_string(),
+        defines: String::new(),
+        text,
+        kernels: kernels.iter().map(|k| (*k, k.to_string())).collect(),
+    };
+    let common = COMMON.iter().map(whole);
+    let mut numbers: Vec<usize> = types.iter().map(|dtype| source(*dtype).0).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    if lane == Lane::Strict {
+        let packs = numbers.into_iter().map(|number| Source {
+            name: format!("strict_pack_{number}"),
+            defines: format!("#define SOURCE {number}"),
+            text: strict::PACK,
+            kernels: vec![("strict_pack", format!("strict_pack_{number}"))],
+        });
+        return strict::PROGRAMS.iter().chain(&COMMON[..1]).map(whole).chain(packs).collect();
+    }
+    let variants = products.iter().flat_map(|layouts| [1, 2, 4, 8, 16].map(|columns| (layouts, columns)));
+    let programs = variants.map(|(layouts, columns)| {
+        let name = product_name(layouts, columns);
+        let mut kernels = vec![("project", name.clone())];
+        let warps = warps(room, layouts, columns);
+        let mut defines =
+            format!("#define TYPE {}\n#define COLUMNS {columns}\n#define WARPS {warps}", layouts[0] as i32);
+        match layouts.get(1) {
+            Some(side) => defines += &format!("\n#define SIDE {}", *side as i32),
+            None if columns == 1 => kernels.push(("widen", format!("widen_{}", layouts[0].name()))),
+            None => {}
+        }
+        Source { name, defines, text: PROJECT, kernels }
+    });
+    let single = products.iter().filter(|layouts| layouts.len() == 1).map(|layouts| layouts[0]);
+    let streams = single.filter(|layout| has_kernel(*layout)).map(|layout| Source {
+        name: format!("stream_{}", layout.name()),
+        defines: format!("#define TYPE {}", layout as i32),
+        text: include_str!("kernels/stream.cu"),
+        kernels: ["stream", "join"].map(|k| (k, format!("{k}_{}", layout.name()))).to_vec(),
+    });
+    let packs = numbers.into_iter().map(|number| Source {
+        name: format!("pack_{number}"),
+        defines: format!("#define SOURCE {number}"),
+        text: include_str!("kernels/pack.cu"),
+        kernels: ["bound", "pack"].map(|k| (k, format!("{k}_{number}"))).to_vec(),
+    });
+    let attention = ATTENTION.iter().map(|(name, text, kernels)| Source {
+        name: format!("{name}{}", suffix(kv)),
+        defines: if kv == KvType::Q8_0 { "#define KV_Q8_0".into() } else { String::new() },
+        text,
+        kernels: kernels.iter().map(|k| (*k, format!("{k}{}", suffix(kv)))).collect(),
+    });
+    let chains = chained.into_iter().map(|layouts| Source {
+        name: chain::name(layouts),
+        defines: chain::defines(layouts),
+        text: CHAIN,
+        kernels: vec![("chain", chain::name(layouts))],
+    });
+    common.chain(attention).chain(programs).chain(streams).chain(packs).chain(chains).collect()
+}
+
+/// What every source begins with.
+pub(crate) const HEADERS: [&str; 4] = [
+    include_str!("kernels/ptx.cuh"),
+    include_str!("kernels/common.cuh"),
+    include_str!("kernels/layout.cuh"),
+    include_str!("kernels/cache.cuh"),
+];
