@@ -129,111 +129,75 @@ fn minima<S: Simd>(s: S, mins: &[[i32; LANES]; 4]) -> [S::I; 4] {
     [s.load_i(&mins[0]), s.load_i(&mins[1]), s.load_i(&mins[2]), s.load_i(&mins[3])]
 }
 
-impl Form for Minima {
-    type Block = MinimaBlock;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
+/// A form of such blocks; `$multiply` adds a block's part for `NC` columns of activations, in the instructions of `S`.
+macro_rules! open_form {
+    ($name:ident, $block:ident, |$s:ident, $w:ident, $x:ident, $acc:ident| $multiply:expr) => {
+        impl Form for $name {
+            type Block = $block;
+            type X<const NC: usize> = Block256<NC>;
+            const COLS: usize = 256;
+            const SCALES: Scales = Scales::Per256;
 
-    #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(
-        s: S,
-        w: &MinimaBlock,
-        _: usize,
-        _: S::B,
-        x: &Block256<NC>,
-        acc: &mut [S::F; NC],
-    ) {
-        let mut total = [s.splat_f(0.0); NC];
-        for g in 0..8 {
-            let mut part = [s.splat_i(0); NC];
-            for i in 8 * g..8 * g + 8 {
-                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
+            #[inline(always)]
+            fn multiply<S: Simd, const NC: usize>(
+                $s: S,
+                $w: &$block,
+                _: usize,
+                _: S::B,
+                $x: &Block256<NC>,
+                $acc: &mut [S::F; NC],
+            ) {
+                $multiply
             }
-            add_scaled(s, &mut total, &part, s.load_f(&w.scales[g]));
         }
-        let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
-        less_minima(s, &total, d, (minima(s, &w.mins), dmin), x, acc);
-    }
+    };
 }
 
-impl Form for Paired {
-    type Block = PairedBlock;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
-
-    #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(
-        s: S,
-        w: &PairedBlock,
-        _: usize,
-        _: S::B,
-        x: &Block256<NC>,
-        acc: &mut [S::F; NC],
-    ) {
-        let mut total = [s.splat_i(0); NC];
-        for pair in 0..4 {
-            let (codes, x) = (&w.codes.as_chunks::<16>().0[pair], &x.q.as_chunks::<16>().0[pair]);
-            s.pair(&mut total, codes, x, [&[0; NC], &[0x8000; NC]], s.load_i(&w.scales[pair]));
+open_form!(Minima, MinimaBlock, |s, w, x, acc| {
+    let mut total = [s.splat_f(0.0); NC];
+    for g in 0..8 {
+        let mut part = [s.splat_i(0); NC];
+        for i in 8 * g..8 * g + 8 {
+            dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
         }
-        let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
-        less_minima(s, &floats(s, &total), d, (minima(s, &w.mins), dmin), x, acc);
+        add_scaled(s, &mut total, &part, s.load_f(&w.scales[g]));
     }
-}
+    let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
+    less_minima(s, &total, d, (minima(s, &w.mins), dmin), x, acc);
+});
 
-impl Form for Offset {
-    type Block = OffsetBlock;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
+open_form!(Paired, PairedBlock, |s, w, x, acc| {
+    let mut total = [s.splat_i(0); NC];
+    for pair in 0..4 {
+        let (codes, x) = (&w.codes.as_chunks::<16>().0[pair], &x.q.as_chunks::<16>().0[pair]);
+        s.pair(&mut total, codes, x, [&[0; NC], &[0x8000; NC]], s.load_i(&w.scales[pair]));
+    }
+    let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
+    less_minima(s, &floats(s, &total), d, (minima(s, &w.mins), dmin), x, acc);
+});
 
-    #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(
-        s: S,
-        w: &OffsetBlock,
-        _: usize,
-        _: S::B,
-        x: &Block256<NC>,
-        acc: &mut [S::F; NC],
-    ) {
-        let mut total = [s.splat_f(0.0); NC];
-        for g in 0..16 {
-            let mut part = starts(s, &x.start16[g]);
-            // Starts are made for codes that stand 32 above.
-            for c in 0..NC {
-                part[c] = s.add_i(part[c], part[c]);
-            }
-            for i in 4 * g..4 * g + 4 {
-                dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
-            }
-            add_scaled(s, &mut total, &part, s.load_f(&w.scales[g]));
+open_form!(Offset, OffsetBlock, |s, w, x, acc| {
+    let mut total = [s.splat_f(0.0); NC];
+    for g in 0..16 {
+        let mut part = starts(s, &x.start16[g]);
+        // Starts are made for codes that stand 32 above.
+        for c in 0..NC {
+            part[c] = s.add_i(part[c], part[c]);
         }
-        add_floats(s, acc, &total, &x.scale);
-    }
-}
-
-impl Form for PairedOffset {
-    type Block = PairedOffsetBlock;
-    type X<const NC: usize> = Block256<NC>;
-    const COLS: usize = 256;
-    const SCALES: Scales = Scales::Per256;
-
-    #[inline(always)]
-    fn multiply<S: Simd, const NC: usize>(
-        s: S,
-        w: &PairedOffsetBlock,
-        _: usize,
-        _: S::B,
-        x: &Block256<NC>,
-        acc: &mut [S::F; NC],
-    ) {
-        let mut total = [s.splat_i(0); NC];
-        for pair in 0..8 {
-            let starts = [&x.start16[2 * pair], &x.raised16[pair]];
-            let (codes, x) = (&w.codes.as_chunks::<8>().0[pair], &x.q.as_chunks::<8>().0[pair]);
-            s.pair(&mut total, codes, x, starts, s.load_i(&w.scales[pair]));
+        for i in 4 * g..4 * g + 4 {
+            dots(s, &mut part, s.load_b(&w.codes[i], 0), &x.q[i]);
         }
-        add_steps(s, acc, &total, s.load_f(&w.d), &x.scale);
+        add_scaled(s, &mut total, &part, s.load_f(&w.scales[g]));
     }
-}
+    add_floats(s, acc, &total, &x.scale);
+});
+
+open_form!(PairedOffset, PairedOffsetBlock, |s, w, x, acc| {
+    let mut total = [s.splat_i(0); NC];
+    for pair in 0..8 {
+        let starts = [&x.start16[2 * pair], &x.raised16[pair]];
+        let (codes, x) = (&w.codes.as_chunks::<8>().0[pair], &x.q.as_chunks::<8>().0[pair]);
+        s.pair(&mut total, codes, x, starts, s.load_i(&w.scales[pair]));
+    }
+    add_steps(s, acc, &total, s.load_f(&w.d), &x.scale);
+});
