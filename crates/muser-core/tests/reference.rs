@@ -24,7 +24,9 @@ fn logits_are_transformers_at_every_position() {
     let goldens = Arrays::open("goldens/hf-logits.safetensors");
     for (name, tokens) in prompts() {
         let (_, logits) = suite::prefill(device.as_mut(), &tokens, 300);
-        let apart = max_difference(&goldens.get(name), &logits);
+        // Of the longest prompt the file has the last 200 positions.
+        let want = goldens.get(name);
+        let apart = max_difference(&want, &logits[logits.len() - want.len()..]);
         assert!(apart <= 1e-3, "{name}: {apart} apart");
     }
 }
