@@ -52,8 +52,8 @@ int cuDeviceGetName(char* name, int size, int) { return snprintf(name, size, "em
 int cuDeviceGetUuid_v2(void* u, int) { return memset(u, 0, 16), SUCCESS; }
 int cuDeviceTotalMem_v2(size_t* n, int) { return *n = TOTAL, SUCCESS; }
 int cuDeviceGetAttribute(int* v, int a, int) {
-    // Multiprocessors; compute capability; shared memory of a block and a multiprocessor. No memory pools.
-    *v = a == 16 ? 4 : a == 75 ? 9 : a == 76 ? 0 : a == 97 ? SHARED : a == 81 ? SHARED + 1024 : a == 36 ? 1000000 : a == 37 ? 512 : 0;
+    // Multiprocessors, of which the tiny models' rows are no multiple; compute capability; shared memory of a block and a multiprocessor. No memory pools.
+    *v = a == 16 ? 3 : a == 75 ? 9 : a == 76 ? 0 : a == 97 ? SHARED : a == 81 ? SHARED + 1024 : a == 36 ? 1000000 : a == 37 ? 512 : 0;
     return SUCCESS;
 }
 int cuDevicePrimaryCtxRetain(void** c, int) { return *c = (void*)&lock, SUCCESS; }

@@ -131,7 +131,9 @@ fn check(count: u32, chunks: &[usize], kv: KvType) {
     let mut wrong = 0;
     // What weights are matters to no cache.
     let types: &[_] = if kv == KvType::F16 { &["iq4_xs", "iq4_nl", "nvfp4", "q3_k"] } else { &[] };
-    for (name, model) in fixtures().into_iter().chain(random(types)) {
+    // Rows of several tiles, which are cut between warps and blocks.
+    let wide = if kv == KvType::F16 { random(&["q4_k_m"], &wide_geometry()) } else { vec![] };
+    for (name, model) in fixtures().into_iter().chain(random(types, &tiny_geometry())).chain(wide) {
         let vocab = model.geometry().vocab;
         let options = CudaOptions { kv, ..CudaOptions::default() };
         let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
@@ -353,8 +355,8 @@ fn strict(only: Option<&str>, chunks: &[usize]) {
     let text = std::fs::read_to_string("tests/fixtures/goldens/prompts.json").unwrap();
     let prompts: BTreeMap<String, Vec<u32>> = serde_json::from_str(&text).unwrap();
     let mut wrong = 0;
-    let mut synthetic =
-        random(&["f32", "bf16", "q4_k_m", "q6_k", "iq4_xs", "iq4_nl", "nvfp4", "q5_k", "q3_k", "q4_0"]);
+    let types = ["f32", "bf16", "q4_k_m", "q6_k", "iq4_xs", "iq4_nl", "nvfp4", "q5_k", "q3_k", "q4_0"];
+    let mut synthetic = random(&types, &tiny_geometry());
     synthetic.extend(["q4_k_m", "q5_k"].map(negated));
     for (name, model) in fixtures().into_iter().chain(synthetic) {
         let options = CudaOptions { lane: Lane::Strict, ..CudaOptions::default() };
@@ -408,11 +410,11 @@ fn fixtures() -> Vec<(String, Arc<Model>)> {
 }
 
 /// Small models of random weights of these types.
-fn random(types: &[&str]) -> Vec<(String, Arc<Model>)> {
+fn random(types: &[&str], g: &Geometry) -> Vec<(String, Arc<Model>)> {
     let make = |name: &&str| {
-        let g = tiny_geometry();
         let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name(name).unwrap(), 3);
-        (name.to_string(), Arc::new(Model::new(g, Box::new(weights), None).unwrap()))
+        let model = Model::new(g.clone(), Box::new(weights), None).unwrap();
+        (format!("{name} of width {}", g.hidden), Arc::new(model))
     };
     types.iter().map(make).collect()
 }
@@ -457,6 +459,10 @@ fn tiny_geometry() -> Geometry {
         window: 32,
         ..muse_glimmer_30b(4)
     }
+}
+
+fn wide_geometry() -> Geometry {
+    Geometry { hidden: 768, ff: 1280, ..tiny_geometry() }
 }
 
 struct Times {
