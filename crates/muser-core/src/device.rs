@@ -218,6 +218,19 @@ pub fn check_rows(
     Ok(())
 }
 
+/// Rows of what a pass left in a buffer, for [`Device::fetch`] of devices that keep buffers in the host's memory.
+pub fn kept_rows(
+    kept: Option<&[f32]>,
+    buf: Buf,
+    rows: Range<usize>,
+    width: usize,
+) -> Result<Vec<f32>, DeviceError> {
+    let found = kept.and_then(|kept| kept.get(rows.start * width..rows.end * width));
+    found
+        .map(<[f32]>::to_vec)
+        .ok_or_else(|| DeviceError::Backend(format!("no pass left rows {rows:?} of {buf:?}")))
+}
+
 /// Index of the largest value, the lowest among equals; NaN never wins.
 pub fn argmax(values: &[f32]) -> u32 {
     let mut best = 0;

@@ -287,10 +287,7 @@ impl Device for Reference {
 
     fn fetch(&mut self, buf: Buf, rows: Range<usize>) -> Result<Vec<f32>, DeviceError> {
         let width = self.model.plans.width(Pass::Target, buf);
-        let held = self.bufs.get(&buf).and_then(|held| held.get(rows.start * width..rows.end * width));
-        Ok(held
-            .ok_or_else(|| DeviceError::Backend(format!("no pass left rows {rows:?} of {buf:?}")))?
-            .to_vec())
+        crate::device::kept_rows(self.bufs.get(&buf).map(Vec::as_slice), buf, rows, width)
     }
 
     fn place(&mut self, buf: Buf, first: usize, values: &[f32]) -> Result<(), DeviceError> {

@@ -9,7 +9,7 @@ use crate::kv::Sequence;
 use crate::pool::Pool;
 use crate::program::{Stage, compile, routes};
 use crate::weights::{Matrix, pack_matrix};
-use muser_core::device::argmax;
+use muser_core::device::{argmax, kept_rows};
 use muser_core::{
     Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Model, Observer, Pass, Route, Row, SeqId, Slot,
 };
@@ -260,10 +260,7 @@ impl Device for CpuDevice {
 
     fn fetch(&mut self, buf: Buf, rows: Range<usize>) -> Result<Vec<f32>, DeviceError> {
         let width = self.model.plans.width(Pass::Target, buf);
-        let held = self.bufs.get(&buf).and_then(|held| held.get(rows.start * width..rows.end * width));
-        Ok(held
-            .ok_or_else(|| DeviceError::Backend(format!("no pass left rows {rows:?} of {buf:?}")))?
-            .to_vec())
+        kept_rows(self.bufs.get(&buf).map(|held| &held[..]), buf, rows, width)
     }
 
     fn place(&mut self, buf: Buf, first: usize, values: &[f32]) -> Result<(), DeviceError> {
