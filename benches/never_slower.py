@@ -2,6 +2,7 @@
 """Drafted beside plain: total time of 30 mixed prompts on one server.
 
 usage: never_slower.py [--muser target/release/muser] [--rounds 5] [--tokens 200] [--device cpu] [--processor-time] [--json]
+                       [--draft auto] [--before MUSER] [--only CLASS]
 
 Each round sends every prompt three times, one at a time, in turning order, without the prefix cache: twice with
 "speculative.n_max": 0, so plain, and once drafted as the server thinks best. One process, because where its memory lies makes a whole run of
@@ -9,7 +10,8 @@ it some percent faster or slower; twice plain, because the two beside each other
 must be equal token by token. Printed are, for each prompt, the medians of the rounds' ratios of total time (prompt and answer, as the client sees
 it): drafted to the mean of both plain ones, and plain to plain; then the sum of each class. The first round is shown apart: there the
 engine still learns what passes cost. Where other programs run, --processor-time helps: the CPU device gets one thread, and what counts is the
-time that the server's threads had a processor (Linux); the server itself still goes by the clock. Only the standard library is used.
+time that the server's threads had a processor (Linux); the server itself still goes by the clock. With --before another build's server
+is sent everything too, in turn, and its ratios are printed beside. Of repetitive and code-like prompts those are counted that are 1.4 times faster. Only the standard library is used.
 """
 import argparse, collections, json, pathlib, re, statistics, subprocess, time, urllib.request
 
@@ -20,6 +22,9 @@ p.add_argument("--rounds", type=int, default=5)
 p.add_argument("--tokens", type=int, default=200)
 p.add_argument("--device", default="cpu")
 p.add_argument("--temp", type=float, default=0.0)
+p.add_argument("--draft", default="auto", help="as of muser serve")
+p.add_argument("--before", help="another build to compare with")
+p.add_argument("--only", help="one class of prompts")
 p.add_argument("--processor-time", action="store_true")
 p.add_argument("--json", action="store_true", help="print one JSON object with every time")
 a = p.parse_args()
@@ -66,8 +71,8 @@ PROMPTS = {
 
 
 class Server:
-    def __init__(self):
-        command = [a.muser, "serve", "--port", "0", "--device", a.device, "--slots", "1", "--cache", "0", "--log", "info"]
+    def __init__(self, muser):
+        command = [muser, "serve", "--draft", a.draft, "--port", "0", "--device", a.device, "--slots", "1", "--cache", "0", "--log", "info"]
         command += ["-m", a.model] if a.model else []
         command += ["--threads", "1"] if a.processor_time else []
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -113,40 +118,54 @@ def text(answer):
 
 PLAIN, DRAFTED, AGAIN = range(3)
 ORDERS = [[PLAIN, DRAFTED, AGAIN], [DRAFTED, AGAIN, PLAIN], [AGAIN, PLAIN, DRAFTED]]
-server = Server()
+servers = []
 try:
-    cases = [(name, i, prompt) for name, prompts in PROMPTS.items() for i, prompt in enumerate(prompts)]
+    servers = [Server(muser) for muser in (a.muser, a.before) if muser]
+    cases = [(name, i, prompt) for name, prompts in PROMPTS.items() for i, prompt in enumerate(prompts) if a.only in (None, name)]
     # Interleaved classes, as real requests come.
     cases.sort(key=lambda case: case[1])
-    rounds, other, notes = [], 0, {}
+    rounds, other, notes = [[] for _ in servers], 0, {}
     for r in range(a.rounds + 1):
-        times = {}
+        times = [{} for _ in servers]
         for n, (name, i, prompt) in enumerate(cases):
-            got = {which: server.ask(name, prompt, which != DRAFTED) for which in ORDERS[(r + n) % 3]}
-            times[name, i] = [got[which][0] for which in (PLAIN, DRAFTED, AGAIN)]
-            other += text(got[PLAIN][1]) != text(got[DRAFTED][1])
-            t = got[DRAFTED][1]["timings"]
-            notes[name, i] = f"{t['predicted_n']} tokens, {t['draft_n_accepted']} of {t['draft_n']} drafts accepted"
-        rounds.append(times)
+            for s, server in list(enumerate(servers))[::(-1) ** n]:
+                got = {which: server.ask(name, prompt, which != DRAFTED) for which in ORDERS[(r + n) % 3]}
+                times[s][name, i] = [got[which][0] for which in (PLAIN, DRAFTED, AGAIN)]
+                other += text(got[PLAIN][1]) != text(got[DRAFTED][1])
+                t = got[DRAFTED][1]["timings"]
+                if s == 0:
+                    notes[name, i] = f"{t['predicted_n']} tokens, {t['draft_n_accepted']} of {t['draft_n']} drafts accepted"
+                    notes[name, i] += f", {t['lookup_n_accepted']} of {t['lookup_n']} lookups" if t.get("lookup_n") else ""
+        for s, all_times in enumerate(times):
+            rounds[s].append(all_times)
 finally:
-    server.process.terminate()
+    for server in servers:
+        server.process.terminate()
 
 gain = lambda t: 2 * t[DRAFTED] / (t[PLAIN] + t[AGAIN])
-first, rest = rounds[0], rounds[1:]
 if a.json:
-    print(json.dumps([{f"{n} {i}": t for (n, i), t in times.items()} for times in rounds]))
-worst, over = collections.defaultdict(float), 0
-for name, i, _ in sorted(cases, key=lambda case: (list(PROMPTS).index(case[0]), case[1])):
+    print(json.dumps([[{f"{n} {i}": t for (n, i), t in times.items()} for times in of] for of in rounds]))
+worst, over, fast = collections.defaultdict(float), 0, [0] * len(servers)
+names = [name for name in PROMPTS if a.only in (None, name)]
+wanted = [case for case in cases if case[0] in ("repetitive", "code-like")]
+for name, i, _ in sorted(cases, key=lambda case: (names.index(case[0]), case[1])):
+    rest = rounds[0][1:]
     all_plain = [t for times in rest for t in (times[name, i][PLAIN], times[name, i][AGAIN])]
-    ratio = statistics.median(gain(times[name, i]) for times in rest)
+    ratios = [statistics.median(gain(times[name, i]) for times in of[1:]) for of in rounds]
     noise = statistics.median(times[name, i][AGAIN] / times[name, i][PLAIN] for times in rest)
-    worst[name] = max(worst[name], ratio)
-    over += ratio > 1.02
-    print(f"{name:10} {i}  plain {statistics.median(all_plain) * 1e3:7.1f} ms  drafted/plain {ratio:.3f}  plain/plain {noise:.3f}  first round "
-          f"{gain(first[name, i]):.3f}  {notes[name, i]}")
-for name, prompts in PROMPTS.items():
-    total = lambda times: [sum(times[name, i][which] for i in range(len(prompts))) for which in (PLAIN, DRAFTED, AGAIN)]
-    ratio = statistics.median(gain(total(t)) for t in rest)
-    print(f"{name:10} all  drafted/plain {ratio:.3f} ({1 / ratio:.2f}x faster), first round {gain(total(first)):.3f}, "
+    worst[name] = max(worst[name], ratios[0])
+    over += ratios[0] > 1.02
+    if name in ("repetitive", "code-like"):
+        fast = [count + (ratio <= 1 / 1.4) for count, ratio in zip(fast, ratios)]
+    before = f" (before {ratios[1]:.3f})" if a.before else ""
+    print(f"{name:10} {i}  plain {statistics.median(all_plain) * 1e3:7.1f} ms  drafted/plain {ratios[0]:.3f}{before}  plain/plain {noise:.3f}  "
+          f"first round {gain(rounds[0][0][name, i]):.3f}  {notes[name, i]}")
+for name in names:
+    total = lambda times: [sum(times[name, i][which] for i in range(len(PROMPTS[name]))) for which in (PLAIN, DRAFTED, AGAIN)]
+    ratios = [statistics.median(gain(total(t)) for t in of[1:]) for of in rounds]
+    before = f" (before {ratios[1]:.3f})" if a.before else ""
+    print(f"{name:10} all  drafted/plain {ratios[0]:.3f}{before} ({1 / ratios[0]:.2f}x faster), first round {gain(total(rounds[0][0])):.3f}, "
           f"worst prompt {worst[name]:.3f}")
-print(f"{over} of {len(cases)} prompts over 1.02; {other} of {len(cases) * len(rounds)} answers differ between drafted and plain")
+print(f"{over} of {len(cases)} prompts over 1.02; {other} of {len(cases) * len(rounds[0]) * len(servers)} answers differ between drafted and plain")
+if wanted:
+    print(f"{fast[0]} of {len(wanted)} repetitive and code-like prompts are 1.4 times faster" + (f" (before {fast[1]})" if a.before else ""))

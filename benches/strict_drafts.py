@@ -3,8 +3,8 @@
 
 usage: strict_drafts.py [--muser target/release/muser] [--prompts 200] [--tokens 24] [--longest 3000]
 
-Prompts are pieces of this repository's own texts, each sent to a server that drafts (fixed or chosen by itself) and to one that
-doesn't: half greedy, half sampled with a seed, 1 to 4 at a time. Token ids must be equal. Only the standard library is used.
+Prompts are pieces of this repository's own texts, each sent to a server that drafts as it sees fit, to one that drafts by lookup alone and
+to one that doesn't draft: half greedy, half sampled with a seed, 1 to 4 at a time. Token ids must be equal. Only the standard library is used.
 """
 import argparse, concurrent.futures, json, pathlib, random, re, subprocess, time, urllib.request
 
@@ -56,24 +56,26 @@ for i in range(a.prompts):
 
 servers = []
 try:
-    servers = [Server("--draft", "off"), Server()]
-    drafted = accepted = different = done = 0
+    servers = [Server("--draft", "off"), Server(), Server("--draft", "lookup")]
+    drafted, accepted, different, done = [0, 0], [0, 0], 0, 0
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         while done < len(bodies):
             group = bodies[done:done + 1 + done % 4]
-            plain, drafts = [list(pool.map(s.ask, group)) for s in servers]
-            for body, one, two in zip(group, plain, drafts):
-                drafted += two["timings"]["draft_n"]
-                accepted += two["timings"]["draft_n_accepted"]
-                if one["tokens"] != two["tokens"]:
-                    different += 1
-                    print(f"a prompt of {len(body['prompt'])} tokens differs: {one['tokens']} {two['tokens']}")
+            plain, *drafts = [list(pool.map(s.ask, group)) for s in servers]
+            for which, answers in enumerate(drafts):
+                for body, one, two in zip(group, plain, answers):
+                    drafted[which] += two["timings"]["draft_n"]
+                    accepted[which] += two["timings"]["draft_n_accepted"]
+                    if one["tokens"] != two["tokens"]:
+                        different += 1
+                        print(f"a prompt of {len(body['prompt'])} tokens differs: {one['tokens']} {two['tokens']}")
             done += len(group)
 finally:
     for server in servers:
         server.process.terminate()
 lengths = sorted(len(b["prompt"]) for b in bodies)
 print(f"{len(bodies)} prompts of {lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), {a.tokens} new tokens each, "
-      f"groups of 1 to 4, half sampled: {different} differ; {accepted} of {drafted} drafted tokens accepted; {time.monotonic() - start:.0f} s")
+      f"groups of 1 to 4, half sampled: {different} differ; {accepted[0]} of {drafted[0]} drafted tokens accepted, by lookup alone {accepted[1]} of "
+      f"{drafted[1]}; {time.monotonic() - start:.0f} s")
 raise SystemExit(different > 0)

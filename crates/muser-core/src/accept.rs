@@ -1,6 +1,6 @@
 //! Accepting drafted tokens.
 //!
-//! The drafter's proposals are single tokens, the largest of its logits, so the rule is: choose each row's token with the
+//! Proposals are single tokens, the largest of the drafter's logits or what a lookup has found, so the rule is: choose each row's token with the
 //! sequence's own sampler, as if nothing had been drafted, and go on while the choice is the drafted token. Then
 //!
 //! 1. every token is drawn from the target's distribution given the tokens before it, by the random number that it would have
@@ -40,6 +40,7 @@ pub fn verify<E>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lookup::Lookup;
     use crate::sample::{SampleError, Sampler, SamplerOptions, TokenMask};
     use proptest::prelude::*;
 
@@ -115,6 +116,18 @@ mod tests {
         vec![(last + 1) % 4, last]
     }
 
+    /// What a lookup proposes in a text in which any three tokens stood before: a cycle of all of them, by de Bruijn.
+    fn by_lookup(tokens: &[u32]) -> Vec<u32> {
+        const CYCLE: &[u8] = b"0001002003011012013021022023031032033111211312212313213322232333000";
+        let mut lookup = Lookup::default();
+        CYCLE
+            .iter()
+            .map(|digit| u32::from(digit - b'0'))
+            .chain(tokens.iter().copied())
+            .for_each(|t| lookup.push(t));
+        lookup.follow(lookup.find().unwrap().next, 2)
+    }
+
     /// Probability of each of the 64 outputs, from the sampler's own distributions.
     fn law() -> Vec<f64> {
         let mut law = vec![0.0; 64];
@@ -133,14 +146,14 @@ mod tests {
     }
 
     /// Chi-squared of 40,000 outputs against the law, over its 99th percentile by Wilson and Hilferty's formula.
-    fn chi_squared(rule: fn(&mut Sampler, &[u32], &[u32]) -> Vec<u32>) -> f64 {
+    fn chi_squared(draft: fn(&[u32]) -> Vec<u32>, rule: fn(&mut Sampler, &[u32], &[u32]) -> Vec<u32>) -> f64 {
         let law = law();
         let n = 40_000;
         let mut counts = vec![0.0; 64];
         let mut sampler = Sampler::new(SamplerOptions { seed: Some(11), ..options() }, VOCAB).unwrap();
         for _ in 0..n {
             sampler.set_history(&[]);
-            let tokens = drafted(&mut sampler, poor, rule);
+            let tokens = drafted(&mut sampler, draft, rule);
             counts[tokens.iter().fold(0, |code, t| code << 2 | *t as usize)] += 1.0;
         }
         let possible = || counts.iter().zip(&law).filter(|(_, p)| **p > 0.0);
@@ -155,14 +168,18 @@ mod tests {
     #[test]
     fn drafted_output_has_the_targets_law() {
         assert!((law().iter().sum::<f64>() - 1.0).abs() < 1e-12);
-        let ratio = chi_squared(by_verify);
-        assert!(ratio < 1.0, "chi-squared is {ratio} times its 99th percentile");
+        for draft in [poor, by_lookup] {
+            let ratio = chi_squared(draft, by_verify);
+            assert!(ratio < 1.0, "chi-squared is {ratio} times its 99th percentile");
+        }
     }
 
     #[test]
     fn the_test_of_the_law_sees_wrong_rules() {
-        assert!(chi_squared(by_trust) > 1.0);
-        assert!(chi_squared(by_second_draw) > 1.0);
+        for draft in [poor, by_lookup] {
+            assert!(chi_squared(draft, by_trust) > 1.0);
+            assert!(chi_squared(draft, by_second_draw) > 1.0);
+        }
     }
 
     proptest! {

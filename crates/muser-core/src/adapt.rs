@@ -1,154 +1,34 @@
 //! How many rows to draft: by what passes cost and by what was accepted.
 //!
-//! A step of G sequences with D drafted rows takes one draft pass and one target pass of G + D rows, and gains G tokens
-//! and the drafted ones that are confirmed. The row that is j-th in its block is confirmed with the probability that all
+//! A step of G sequences with D drafted rows takes one draft pass, if the drafter is asked for any of them, and one target
+//! pass of G + D rows, and gains G tokens and the drafted ones that are confirmed. The row that is j-th in its block is confirmed with the probability that all
 //! j are: a falling sequence for each block. So the best D rows of a group are the D largest of these probabilities, and
 //! the best D is where expected tokens over expected seconds is largest; D = 0 is plain decoding. [`Costs`] holds the
 //! seconds, one for an engine; [`Pace`] holds the probabilities, one for each sequence; [`blocks`] chooses, and [`settle`]
 //! books what came of it.
 //!
+//! Rows come from the drafter or from a [`crate::lookup::Lookup`], for each sequence from where more are expected to be
+//! confirmed; and a group whose lookups alone are worth more than with the drafter's pass beside them is spared that pass.
+//!
 //! The drafter gets a sequence's context with the first draft, so one that never drafts never pays for it; and no sequence
-//! drafts while its drafts have lost more than a small share of its time.
+//! drafts while its drafts of that source have lost more than a small share of its time. Lookups, which learn from every token
+//! what a match is worth, go on where they promise much.
 //!
 //! Nothing here reads a clock: equal measurements give equal choices.
 
-use std::collections::BTreeMap;
-use std::ops::RangeBounds;
+mod costs;
+mod trust;
 
-/// Seconds of passes by their number of rows.
-#[derive(Clone, Debug, Default)]
-pub struct Costs {
-    target: Curve,
-    draft: Curve,
-    /// Seconds of giving the drafter a row of context.
-    context: f64,
-}
+pub use costs::Costs;
+use trust::Trust;
 
-impl Costs {
-    /// A target pass of so many rows took so long.
-    pub fn target(&mut self, rows: usize, seconds: f64) {
-        self.target.add(rows, seconds);
-        // Drafts that a bad moment made look costly are forgotten although none follows, if slowly.
-        self.draft.passes += u64::from(self.target.passes.is_multiple_of(4));
-    }
-
-    /// Drafting of so many rows took so long, with `owed` rows of context that the drafter was given before and those after it.
-    pub fn draft(&mut self, rows: usize, seconds: f64, owed: usize) {
-        self.draft.add(rows, (seconds - self.context(owed)).max(0.0));
-    }
-
-    /// So many rows of a prompt took so long; giving one to the drafter has `share` of a row's work. The shortest counts, but is
-    /// forgotten slowly.
-    pub fn prompt(&mut self, rows: usize, seconds: f64, share: f64) {
-        let row = share * seconds / rows as f64;
-        self.context = if self.context > 0.0 { row.min(CONTEXT_GROWS * self.context) } else { row };
-    }
-
-    /// Seconds of giving the drafter so many rows of context.
-    fn context(&self, rows: usize) -> f64 {
-        self.context * rows as f64
-    }
-}
-
-/// What a prompt may add to the estimate of context.
-const CONTEXT_GROWS: f64 = 1.02;
-/// Passes after which a plain step is measured again while drafts are running, for it is what they are compared with: twice
-/// as many as the last time, within these bounds.
-const PLAIN_AGE: [u64; 2] = [4, 128];
-/// Measurements of a row count that are kept. The second shortest counts: other work on the machine only ever adds time.
-/// Of fewer than [`SETTLED`] it is the shortest.
-const KEPT: usize = 5;
-const SETTLED: usize = 3;
-/// Passes after which a row count is forgotten, by its number of measurements: a single one may have come at a bad moment,
-/// and contexts grow.
-const OLDEST: [u64; SETTLED + 1] = [0, 64, 256, 1024];
-
-#[derive(Clone, Debug, Default)]
-struct Curve {
-    points: BTreeMap<usize, Point>,
-    passes: u64,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Point {
-    /// The last measurements, oldest first. The first pass of a row count is not one: it compiles, captures and touches
-    /// memory for the first time.
-    recent: Vec<f64>,
-    /// What they say; none without one.
-    seconds: Option<f64>,
-    /// Number of the pass that was measured last, and passes since the one before.
-    last: u64,
-    gap: u64,
-}
-
-impl Point {
-    fn add(&mut self, seconds: f64) {
-        if self.recent.len() == KEPT {
-            self.recent.remove(0);
-        }
-        self.recent.push(seconds);
-        let mut sorted = self.recent.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        self.seconds = sorted.get(usize::from(self.is_settled())).copied();
-    }
-
-    fn is_settled(&self) -> bool {
-        self.recent.len() >= SETTLED
-    }
-}
-
-impl Curve {
-    fn add(&mut self, rows: usize, seconds: f64) {
-        self.passes += 1;
-        let last = self.passes;
-        let Some(point) = self.points.get_mut(&rows) else {
-            self.points.insert(rows, Point { last, gap: 1, ..Point::default() });
-            return;
-        };
-        point.gap = last - point.last;
-        if point.gap > OLDEST[SETTLED] {
-            point.recent.clear();
-        }
-        point.add(seconds);
-        point.last = last;
-    }
-
-    /// Row counts of a range with measurements that still count.
-    fn known(&self, rows: impl RangeBounds<usize>) -> impl DoubleEndedIterator<Item = (f64, f64)> {
-        let counts = |p: &Point| self.passes - p.last <= OLDEST[SETTLED.min(p.recent.len())];
-        let points = self.points.range(rows).filter(move |(_, p)| counts(p));
-        points.filter_map(|(rows, p)| Some((*rows as f64, p.seconds?)))
-    }
-
-    /// Seconds of a pass: measured, between measurements by a straight line, beyond them by the last slope (but not one that a
-    /// single measurement gives, which may have come at a bad moment), and never more than a pass of more rows took. What was
-    /// never measured is tried as if it were free.
-    fn estimate(&self, rows: usize) -> Option<f64> {
-        let x = rows as f64;
-        let mut up_to = self.known(..=rows).rev();
-        let mut beyond = self.known(rows + 1..);
-        let above = beyond.next();
-        let more = beyond.map(|(_, s)| s).chain(above.map(|(_, s)| s)).reduce(f64::min);
-        let Some((r1, s1)) = up_to.next() else { return more };
-        let line = |(r0, s0): (f64, f64), (r1, s1): (f64, f64)| s0 + (s1 - s0) * (x - r0) / (r1 - r0);
-        let straight = match (above, up_to.next()) {
-            _ if r1 == x => s1,
-            (Some(above), _) => line((r1, s1), above),
-            (None, Some(before)) if !self.is_lone(r1 as usize) => line(before, (r1, s1)).max(s1),
-            (None, _) => s1,
-        };
-        Some(more.map_or(straight, |more| straight.min(more)))
-    }
-
-    fn is_lone(&self, rows: usize) -> bool {
-        self.points.get(&rows).is_some_and(|p| p.recent.len() == 1)
-    }
-
-    /// Whether passes of exactly this row count are settled and were measured lately.
-    fn is_fresh(&self, rows: usize) -> bool {
-        let lately = |p: &Point| self.passes - p.last < (2 * p.gap).clamp(PLAIN_AGE[0], PLAIN_AGE[1]);
-        self.points.get(&rows).is_some_and(|p| p.is_settled() && lately(p))
-    }
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// The drafter's network.
+    Drafter,
+    /// The sequence's own tokens.
+    Lookup,
 }
 
 /// Longest first block of a sequence.
@@ -180,12 +60,18 @@ const MARGIN: f64 = 1.03;
 /// Shares of a sequence's time: what its drafts may have lost when the next is made, and what its context may cost if the next
 /// draft is not expected to pay for it.
 const LOSS_SHARE: f64 = 0.0075;
+/// Where lookups have lost that, the rows of one must be expected to bring this many times what they cost.
+const SURE: f64 = 2.0;
+/// Chance of a lookup's first row that makes it worth to learn with it what rows cost.
+const LESSON: f64 = 0.5;
 const CONTEXT_SHARE: f64 = 0.0125;
 
 /// What one sequence's drafts were worth.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    fixed: Option<usize>,
+    fixed: Option<Fixed>,
+    /// How far lookups are trusted.
+    trust: Trust,
     /// A row's chance before anything is known.
     prior: f64,
     /// By position in the block: how often a row was decided, and how often confirmed, older ones counting less.
@@ -198,17 +84,26 @@ pub struct Pace {
     /// Plain tokens since the last draft, and how many more are waited for.
     quiet: usize,
     retry: usize,
-    /// Seconds since the prompt began, this sequence's share of them; and those that drafts have saved, or lost.
+    /// Seconds since the prompt began, this sequence's share of them; and those that drafts of each source have saved, or lost.
     time: f64,
-    saved: f64,
+    saved: [f64; 2],
+}
+
+/// Blocks of always so many rows.
+#[derive(Clone, Copy, Debug)]
+struct Fixed {
+    rows: usize,
+    /// Lookups come first, not only where there is no drafter.
+    mixed: bool,
 }
 
 impl Pace {
-    /// Blocks of at most `most` drafted rows, as long as they pay.
+    /// Blocks as long as they pay, the drafter's of at most `most` rows.
     pub fn auto(most: usize) -> Self {
         let none = vec![0.0; most];
         Pace {
             fixed: None,
+            trust: Trust::default(),
             prior: PRIOR.0,
             decided: none.clone(),
             confirmed: none,
@@ -217,30 +112,38 @@ impl Pace {
             quiet: 0,
             retry: RETRY[0],
             time: 0.0,
-            saved: 0.0,
+            saved: [0.0; 2],
         }
     }
 
-    /// Always `rows` drafted rows, for tests and measurements.
-    pub fn fixed(rows: usize) -> Self {
-        Pace { fixed: Some(rows), ..Pace::auto(0) }
+    /// Always `rows` drafted rows, for tests and measurements: the drafter's where there is one, or with `mixed` a lookup's
+    /// wherever one has found a match.
+    pub fn fixed(rows: usize, mixed: bool) -> Self {
+        Pace { fixed: Some(Fixed { rows, mixed }), ..Pace::auto(0) }
     }
 
     /// A prompt was computed in so many seconds; `chance` is the target's of the likeliest token after it. What earlier
     /// prompts taught counts little.
     pub fn begin(&mut self, seconds: f64, chance: f64) {
         self.fade(TRY_KEEPS);
+        self.trust.fade();
         let fresh = Pace { fixed: self.fixed, ..Pace::auto(0) };
         let (decided, confirmed) = (std::mem::take(&mut self.decided), std::mem::take(&mut self.confirmed));
-        *self = Pace { decided, confirmed, prior: chance.min(PRIOR_MOST), time: seconds, ..fresh };
+        let (trust, prior) = (std::mem::take(&mut self.trust), chance.min(PRIOR_MOST));
+        *self = Pace { decided, confirmed, trust, prior, time: seconds, ..fresh };
+    }
+
+    /// The token after a match of this length was the foretold one, or not.
+    pub fn foretold(&mut self, length: usize, right: bool) {
+        self.trust.observe(length, right);
     }
 
     /// Whether its drafts have not lost more than they may.
-    fn may_draft(&self) -> bool {
-        self.saved >= -LOSS_SHARE * self.time
+    fn may_draft(&self, source: Source) -> bool {
+        self.saved[source as usize] >= -LOSS_SHARE * self.time
     }
 
-    /// A step has decided: of `drafted` rows the first `accepted` were confirmed.
+    /// A step has decided: of `drafted` rows of the drafter the first `accepted` were confirmed.
     fn observe(&mut self, drafted: usize, accepted: usize) {
         if drafted == 0 {
             self.quiet += 1;
@@ -260,6 +163,7 @@ impl Pace {
         }
     }
 
+    /// The drafter's evidence counts less.
     fn fade(&mut self, keep: f64) {
         self.decided.iter_mut().chain(&mut self.confirmed).for_each(|count| *count *= keep);
     }
@@ -286,88 +190,201 @@ fn is_usual(rows: usize) -> bool {
 pub struct Seat<'a> {
     /// What its drafts were worth.
     pub pace: &'a mut Pace,
-    /// Rows that it may draft at most.
+    /// Rows that the drafter may propose at most.
     pub room: usize,
+    /// Length of the match that a lookup has found, and rows that it may propose at most.
+    pub matched: Option<(usize, usize)>,
     /// Rows of context that the drafter has to be given before.
     pub owed: usize,
 }
 
-/// Rows to draft for each sequence of a group, no more than its `room`. A 0 is a plain row; all 0 is a plain step.
-pub fn blocks(costs: &Costs, group: &mut [Seat<'_>]) -> Vec<usize> {
-    let mut counts: Vec<usize> = group.iter().map(|s| s.pace.fixed.unwrap_or(0).min(s.room)).collect();
-    if counts.iter().any(|count| *count > 0) {
-        return counts;
+/// What a sequence drafts in a step; no rows are a plain one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Whence.
+    pub source: Source,
+    /// How many rows.
+    pub rows: usize,
+}
+
+impl Block {
+    /// Nothing is drafted.
+    pub const PLAIN: Block = Block { source: Source::Drafter, rows: 0 };
+}
+
+impl Seat<'_> {
+    fn fixed(&self) -> Block {
+        let Some(Fixed { rows, mixed }) = self.pace.fixed else { return Block::PLAIN };
+        match self.matched {
+            Some((_, room)) if mixed || self.room == 0 => {
+                Block { source: Source::Lookup, rows: rows.min(room) }
+            }
+            _ => Block { source: Source::Drafter, rows: rows.min(self.room) },
+        }
     }
-    let sequences = group.len();
-    let Some(plain) = costs.target.estimate(sequences).filter(|_| costs.target.is_fresh(sequences)) else {
-        return counts;
-    };
-    // One row tells what rows cost.
-    let reach = if costs.target.known(..).nth(1).is_some() { usize::MAX } else { 1 };
-    // Seconds of a step that drafts so many rows for so many of the sequences, as a multiple of a plain step.
-    let cost = |drafted: usize, drafting: usize| {
-        let draft = costs.draft.estimate(drafted + drafting).unwrap_or(0.0);
-        (draft + costs.target.estimate(sequences + drafted).unwrap_or(plain)) / plain
-    };
-    let least = MARGIN * sequences as f64;
-    let mut rows: Vec<(f64, usize)> = vec![];
-    for (i, seat) in group.iter().enumerate().filter(|(_, seat)| seat.pace.may_draft()) {
+
+    /// Chances of the rows that a lookup would propose.
+    fn by_lookup(&self, market: &Market<'_>) -> Vec<f64> {
+        let Some((length, room)) = self.matched else { return vec![] };
+        // A short answer would feel a first guess of many rows, and any answer rows that turn out to be several times dearer than thought.
+        let reach = if self.pace.trust.is_tested(length) { market.reach() } else { 1 };
+        let room = room.min(reach);
+        let chances: Vec<f64> = self.pace.trust.chances(length).take(room).collect();
+        let mut tokens = 0.0;
+        let mut is_sure = |(n, chance): (usize, &f64)| {
+            tokens += chance;
+            tokens > SURE * (market.cost(n + 1, 0) - 1.0) * market.sequences as f64
+        };
+        let may = match market.reach() {
+            1 => chances.first().is_some_and(|chance| *chance >= LESSON),
+            _ => self.pace.may_draft(Source::Lookup) || chances.iter().enumerate().any(&mut is_sure),
+        };
+        if may { chances } else { vec![] }
+    }
+
+    /// Chances of the rows that the drafter would propose.
+    fn by_drafter(&self, market: &Market<'_>) -> Vec<f64> {
+        if !self.pace.may_draft(Source::Drafter) {
+            return vec![];
+        }
         // Whether context is worth its price is a question of the drafts that follow, also where the first is to be one row. A prompt
         // that came at a bad moment makes it look several times dearer than it is.
-        let hoped = seat.pace.reach.min(seat.room);
-        let context = costs.context(seat.owed);
-        let mut tokens = sequences as f64;
-        let mut pays = |(n, chance): (usize, f64)| {
+        let chances: Vec<f64> = self.pace.chances().take(self.pace.reach.min(self.room)).collect();
+        let context = market.costs.context(self.owed);
+        let mut tokens = market.sequences as f64;
+        let mut pays = |(n, chance): (usize, &f64)| {
             tokens += chance;
-            tokens / (cost(n + 1, 1) + context / plain) > least
+            tokens / (market.cost(n + 1, n + 2) + context / market.plain) > market.least()
         };
-        let chances = || seat.pace.chances().take(hoped);
-        if context <= CONTEXT_SHARE * seat.pace.time || chances().enumerate().any(&mut pays) {
-            rows.extend(chances().take(reach).map(|chance| (chance, i)));
-        }
+        let is_worth = context <= CONTEXT_SHARE * self.pace.time || chances.iter().enumerate().any(&mut pays);
+        if is_worth { chances } else { vec![] }
     }
-    rows.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut best = (least, 0);
-    let mut tokens = sequences as f64;
-    let mut drafting = vec![false; sequences];
-    for (n, (chance, i)) in rows.iter().enumerate() {
-        let drafted = n + 1;
-        tokens += chance;
-        drafting[*i] = true;
-        if is_usual(sequences + drafted) || drafted == rows.len() {
-            let rate = tokens / cost(drafted, drafting.iter().filter(|drafts| **drafts).count());
-            if rate > best.0 {
-                best = (rate, drafted);
+}
+
+/// What rows cost a group.
+struct Market<'a> {
+    costs: &'a Costs,
+    sequences: usize,
+    /// Seconds of a plain step.
+    plain: f64,
+}
+
+impl Market<'_> {
+    /// Seconds of a step with so many drafted rows and a draft pass of so many, as a multiple of a plain step.
+    fn cost(&self, drafted: usize, pass: usize) -> f64 {
+        let draft = if pass > 0 { self.costs.draft.estimate(pass).unwrap_or(0.0) } else { 0.0 };
+        (draft + self.costs.target.estimate(self.sequences + drafted).unwrap_or(self.plain)) / self.plain
+    }
+
+    /// Rows that may be drafted by what is known of costs: twice what was measured, more than once, or one, which tells what rows cost.
+    fn reach(&self) -> usize {
+        let target = &self.costs.target;
+        let mut measured = target.known(self.sequences + 1..).map(|(rows, _)| rows as usize).rev();
+        measured.find(|rows| !target.is_lone(*rows)).map_or(1, |rows| 2 * (rows - self.sequences))
+    }
+
+    /// Tokens for the time of a plain step that drafting must bring.
+    fn least(&self) -> f64 {
+        MARGIN * self.sequences as f64
+    }
+
+    /// The best row counts where each sequence's rows come from the one source given: tokens for the time of a plain step,
+    /// and the blocks.
+    fn best(&self, offers: &[(Source, &[f64])]) -> (f64, Vec<Block>) {
+        let each = offers.iter().enumerate();
+        let mut rows: Vec<(f64, usize)> =
+            each.flat_map(|(i, (_, chances))| chances.iter().map(move |chance| (*chance, i))).collect();
+        rows.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut best = (self.least(), 0);
+        let mut tokens = self.sequences as f64;
+        let mut asked = vec![false; self.sequences];
+        let mut pass = 0;
+        for (n, (chance, i)) in rows.iter().enumerate() {
+            let drafted = n + 1;
+            tokens += chance;
+            if offers[*i].0 == Source::Drafter {
+                pass += if asked[*i] { 1 } else { 2 };
+                asked[*i] = true;
+            }
+            if is_usual(self.sequences + drafted) || drafted == rows.len() {
+                let rate = tokens / self.cost(drafted, pass);
+                if rate > best.0 {
+                    best = (rate, drafted);
+                }
             }
         }
+        let mut blocks: Vec<Block> =
+            offers.iter().map(|(source, _)| Block { source: *source, rows: 0 }).collect();
+        rows[..best.1].iter().for_each(|(_, i)| blocks[*i].rows += 1);
+        (best.0, blocks)
     }
-    for (_, i) in &rows[..best.1] {
-        counts[*i] += 1;
+}
+
+/// A sequence's chances by source.
+type Offers = [Vec<f64>; 2];
+
+fn of(offers: &Offers, source: Source) -> (Source, &[f64]) {
+    (source, &offers[source as usize])
+}
+
+/// What each sequence of a group drafts.
+pub fn blocks(costs: &Costs, group: &mut [Seat<'_>]) -> Vec<Block> {
+    let fixed: Vec<Block> = group.iter().map(Seat::fixed).collect();
+    let sequences = group.len();
+    if group.iter().any(|seat| seat.pace.fixed.is_some()) {
+        return fixed;
     }
-    for (Seat { pace, room, owed }, count) in group.iter_mut().zip(&mut counts) {
-        if *count > 0 {
-            pace.retry = RETRY[0];
-        } else if pace.quiet >= pace.retry && pace.may_draft() {
+    let Some(plain) = costs.target.estimate(sequences).filter(|_| costs.target.is_fresh(sequences)) else {
+        return fixed;
+    };
+    let market = Market { costs, sequences, plain };
+    // One row tells what rows cost.
+    let reach = if costs.target.known(..).nth(1).is_some() { usize::MAX } else { 1 };
+    let mut offers: Vec<Offers> =
+        group.iter().map(|seat| [seat.by_drafter(&market), seat.by_lookup(&market)]).collect();
+    let better = |offers: &Offers| {
+        let [drafter, lookup] = offers.each_ref().map(|chances| chances.iter().sum::<f64>());
+        if lookup > drafter { Source::Lookup } else { Source::Drafter }
+    };
+    let sources: Vec<Source> = offers.iter().map(better).collect();
+    offers.iter_mut().flatten().for_each(|chances| chances.truncate(reach));
+    let each: Vec<_> = offers.iter().zip(&sources).map(|(offers, source)| of(offers, *source)).collect();
+    let (rate, mut blocks) = market.best(&each);
+    // Where drafter and lookups compete, the lookups may be worth more without the drafter's pass.
+    let asked = each.iter().any(|(source, chances)| *source == Source::Drafter && !chances.is_empty());
+    if asked && offers.iter().any(|[_, lookup]| !lookup.is_empty()) {
+        let lookups: Vec<_> = offers.iter().map(|offers| of(offers, Source::Lookup)).collect();
+        let (alone, without) = market.best(&lookups);
+        if alone >= rate {
+            blocks = without;
+        }
+    }
+    for (Seat { pace, room, owed, .. }, block) in group.iter_mut().zip(&mut blocks) {
+        if block.rows > 0 {
+            if block.source == Source::Drafter {
+                pace.retry = RETRY[0];
+            }
+        } else if pace.quiet >= pace.retry && pace.may_draft(Source::Drafter) {
             let tried = TRY_ROWS.min(reach).min(*room).min(pace.decided.len());
-            let extra = cost(tried, 1) - 1.0;
+            let extra = market.cost(tried, tried + 1) - 1.0;
             let pays = tried as f64 > TRY_MARGIN * extra * sequences as f64;
             let context = costs.context(*owed) / plain;
             if pays && extra + context < TRY_SHARE * pace.quiet as f64 {
-                *count = tried;
+                *block = Block { source: Source::Drafter, rows: tried };
                 pace.retry = RETRY[1].min(2 * pace.retry);
                 pace.fade(TRY_KEEPS);
             }
         }
     }
-    counts
+    blocks
 }
 
 /// What came of a sequence in a step.
 pub struct Outcome<'a> {
     /// Whose it is; none where drafting is off.
     pub pace: Option<&'a mut Pace>,
-    /// Rows that were drafted, and those that were confirmed.
-    pub drafted: usize,
+    /// What was drafted, and how many of its rows were confirmed.
+    pub block: Block,
     #[allow(missing_docs)]
     pub accepted: usize,
     /// Rows of context that the drafter was given before.
@@ -378,20 +395,25 @@ pub struct Outcome<'a> {
 /// no disturbance spoils, or than another plain step where there is none yet.
 pub fn settle(costs: &Costs, seconds: f64, step: Vec<Outcome<'_>>) {
     let sequences = step.len();
-    let drafted: usize = step.iter().map(|o| o.drafted).sum();
-    let drafting = step.iter().filter(|o| o.drafted > 0).count();
+    let rows = |blocks: &[Block]| blocks.iter().map(|block| block.rows).sum::<usize>();
+    let blocks: Vec<Block> = step.iter().map(|o| o.block).filter(|block| block.rows > 0).collect();
+    let asked: Vec<Block> = blocks.iter().copied().filter(|block| block.source == Source::Drafter).collect();
     let plain = costs.target.estimate(sequences).unwrap_or(0.0);
-    let draft = costs.draft.estimate(drafted + drafting);
-    let with = draft.zip(costs.target.estimate(sequences + drafted)).map(|(draft, target)| draft + target);
-    for Outcome { pace, drafted: mine, accepted, owed } in step {
+    let draft = if asked.is_empty() { Some(0.0) } else { costs.draft.estimate(rows(&asked) + asked.len()) };
+    let with =
+        draft.zip(costs.target.estimate(sequences + rows(&blocks))).map(|(draft, target)| draft + target);
+    for Outcome { pace, block, accepted, owed } in step {
         let Some(pace) = pace else { continue };
-        pace.observe(mine, accepted);
+        match block.source {
+            Source::Drafter => pace.observe(block.rows, accepted),
+            Source::Lookup => pace.quiet += 1,
+        }
         pace.time += seconds / sequences as f64;
         // Beside others a draft costs less than its share.
-        if mine > 0 && drafting == 1 {
+        if block.rows > 0 && blocks.len() == 1 {
             let most = with.map_or(plain, |with| with - plain + costs.context(owed));
             let lost = most.min(seconds - plain);
-            pace.saved += plain * accepted as f64 / sequences as f64 - lost;
+            pace.saved[block.source as usize] += plain * accepted as f64 / sequences as f64 - lost;
         }
     }
 }

@@ -7,10 +7,11 @@ use crate::adapt::{Costs, Pace};
 use crate::cost::{Batch, cost};
 use crate::device::{Device, DeviceError, DeviceInfo, Row};
 use crate::geometry::KvType;
+use crate::lookup::Lookup;
 use crate::model::Model;
 use crate::plan::{Pass, Plan};
 use crate::sample::{SampleError, Sampled, Sampler, SamplerOptions};
-use crate::session::{Drafting, Flow, Session};
+use crate::session::{DrafterSide, Drafting, Flow, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,10 +47,13 @@ pub enum EngineError {
 pub enum DraftMode {
     /// Never.
     Off,
-    /// Block length chosen by measured cost and acceptance.
+    /// By drafter and by lookup, as measured cost and acceptance say.
     Auto,
-    /// Always this many drafted rows (for tests and measurements).
+    /// Always this many drafted rows, the drafter's; in a model without one a lookup's wherever it finds a match (for tests and
+    /// measurements).
     Fixed(usize),
+    /// The same by lookup wherever it finds a match, by the drafter elsewhere.
+    Mixed(usize),
 }
 
 /// One device with its model.
@@ -67,10 +71,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// `draft` is ignored by models without a drafter.
+    /// An engine that drafts as `draft` says; a model without a drafter only by lookup.
     pub fn new(device: Box<dyn Device>, model: Arc<Model>, draft: DraftMode) -> Self {
         let info = device.info();
-        let draft = if model.plans.draft.is_some() { draft } else { DraftMode::Off };
         let free_features = (info.max_rows as u32..2 * info.max_rows as u32).collect();
         let work = |plan: &Plan| {
             let row = Batch { rows: 1, sequences: 1, depth: 0, logits: 0, kv: KvType::F16 };
@@ -119,23 +122,27 @@ impl Engine {
             sampler,
             constraint: None,
             drafting,
+            wanted: usize::MAX,
         })
     }
 
     fn drafting(&self) -> Option<Drafting> {
-        let most = self.model.plans.draft.as_ref()?.spec.block - 1;
+        let draft = self.model.plans.draft.as_ref();
         let pace = match self.draft {
             DraftMode::Off => return None,
-            DraftMode::Auto => Pace::auto(most),
-            DraftMode::Fixed(rows) => Pace::fixed(rows.min(most)),
+            DraftMode::Auto => Pace::auto(draft.map_or(0, |draft| draft.spec.block - 1)),
+            DraftMode::Fixed(rows) => Pace::fixed(rows, false),
+            DraftMode::Mixed(rows) => Pace::fixed(rows, true),
         };
-        Some(Drafting { injected: 0, parked: vec![], pace, most, prompt: (0, 0.0) })
+        let drafter = draft.map(|_| DrafterSide::default());
+        Some(Drafting { drafter, lookup: Lookup::default(), pace, most: usize::MAX, prompt: (0, 0.0) })
     }
 
     /// Frees a session's place on the device.
     pub fn close(&mut self, session: Session) {
         self.device.close(session.seq);
-        self.free_features.extend(session.drafting.into_iter().flat_map(|d| d.parked));
+        self.free_features
+            .extend(session.drafting.and_then(|d| d.drafter).into_iter().flat_map(|d| d.parked));
     }
 
     /// Computes up to `rows` waiting tokens. When none is left, samples the first new token, hands it to `sink` and keeps
@@ -172,11 +179,13 @@ impl Engine {
         };
         session.tokens.extend(session.waiting.drain(..n));
         if let Some(drafting) = session.drafting.as_mut() {
-            if parked.is_empty() {
-                self.device.run(Pass::Inject, &batch, None)?;
-                drafting.injected = session.tokens.len();
-            } else {
-                drafting.parked.extend(parked);
+            match drafting.drafter.as_mut() {
+                Some(drafter) if parked.is_empty() => {
+                    self.device.run(Pass::Inject, &batch, None)?;
+                    drafter.injected = session.tokens.len();
+                }
+                Some(drafter) => drafter.parked.extend(parked),
+                None => {}
             }
             drafting.prompt.0 += n;
             drafting.prompt.1 += start.elapsed().as_secs_f64();
@@ -211,7 +220,7 @@ impl Engine {
         session.prepare_mask();
         // Logits are those of the last pass: sampled before the next one.
         let logits = self.device.logits(0)?;
-        let chance = if session.drafting.is_some() { likeliest(logits) } else { 0.0 };
+        let chance = if session.drafter().is_some() { likeliest(logits) } else { 0.0 };
         Ok(Some((session.choose(logits), chance)))
     }
 
@@ -228,11 +237,7 @@ impl Engine {
         session.waiting.clear();
         session.forced.clear();
         session.sampler.set_history(&session.tokens);
-        if let Some(drafting) = session.drafting.as_mut() {
-            let keep = len.saturating_sub(drafting.injected).min(drafting.parked.len());
-            self.free_features.extend(drafting.parked.drain(keep..));
-            drafting.injected = drafting.injected.min(len);
-        }
+        session.forget(len, &mut self.free_features);
         true
     }
 
@@ -290,8 +295,8 @@ impl Engine {
     /// Feature rows for the next `n` rows of a prompt, which the drafter is given with the first draft; of what was kept
     /// before, the oldest rows make room. None where other sessions keep too much: the drafter is then given the rows at once.
     fn park(&mut self, session: &mut Session, n: usize) -> Result<Vec<u32>, EngineError> {
-        let Some(drafting) = session.drafting.as_ref() else { return Ok(vec![]) };
-        let (free, mine) = (self.free_features.len(), drafting.parked.len());
+        let Some(drafter) = session.drafter() else { return Ok(vec![]) };
+        let (free, mine) = (self.free_features.len(), drafter.parked.len());
         if n > free + mine {
             self.inject(session, mine)?;
             return Ok(vec![]);
@@ -302,20 +307,21 @@ impl Engine {
 
     /// Gives the drafter all that a session has kept back.
     fn inject_parked(&mut self, session: &mut Session) -> Result<(), EngineError> {
-        self.inject(session, session.drafting.as_ref().map_or(0, |d| d.parked.len()))
+        self.inject(session, session.owed())
     }
 
     /// Gives the drafter the oldest `n` of the rows that a session has kept back.
     fn inject(&mut self, session: &mut Session, n: usize) -> Result<(), EngineError> {
-        let Some(drafting) = session.drafting.as_mut().filter(|_| n > 0) else { return Ok(()) };
+        let seq = session.seq;
+        let Some(drafter) = session.drafter_mut().filter(|_| n > 0) else { return Ok(()) };
         let row = |(i, feature): (usize, &u32)| Row {
             feature: *feature,
-            ..Row::new(session.seq, (drafting.injected + i) as u32, 0)
+            ..Row::new(seq, (drafter.injected + i) as u32, 0)
         };
-        let rows: Vec<Row> = drafting.parked.iter().take(n).enumerate().map(row).collect();
+        let rows: Vec<Row> = drafter.parked.iter().take(n).enumerate().map(row).collect();
         self.device.run(Pass::Inject, &rows, None)?;
-        drafting.injected += rows.len();
-        self.free_features.extend(drafting.parked.drain(..n));
+        drafter.injected += rows.len();
+        self.free_features.extend(drafter.parked.drain(..n));
         Ok(())
     }
 }

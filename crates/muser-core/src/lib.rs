@@ -7,6 +7,7 @@ pub mod cost;
 pub mod device;
 pub mod engine;
 pub mod geometry;
+pub mod lookup;
 pub mod model;
 pub mod oracle;
 pub mod plan;
@@ -18,6 +19,7 @@ pub mod split;
 pub mod stop;
 pub mod strict;
 
+pub use adapt::{Block, Source};
 pub use device::{Device, DeviceError, DeviceInfo, Lane, Limits, Observer, Route, Row, SeqId};
 pub use engine::{Active, DraftMode, Engine, EngineError, StepStats};
 pub use geometry::{CacheSpec, DraftSpec, Geometry, KvType, LayerKind, RopePairs};

@@ -2,6 +2,7 @@
 
 use crate::adapt::Pace;
 use crate::device::SeqId;
+use crate::lookup::{Lookup, Match};
 use crate::sample::{SampleError, Sampled, Sampler, TokenMask};
 use std::collections::VecDeque;
 
@@ -42,20 +43,49 @@ pub struct Session {
     pub(crate) sampler: Sampler,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) drafting: Option<Drafting>,
+    /// New tokens that are still wanted at most, so that no draft goes beyond.
+    pub(crate) wanted: usize,
 }
 
-/// The drafter's side of a session.
+/// What a session needs to draft.
 pub(crate) struct Drafting {
-    /// Positions whose features are in the drafter's caches: `0..injected`.
-    pub injected: usize,
-    /// Feature rows of the positions `injected..tokens.len()`, which the drafter is given with the next draft.
-    pub parked: Vec<u32>,
+    /// The drafter's side; none in a model without one.
+    pub drafter: Option<DrafterSide>,
+    /// The session's own tokens, up to the one that waits. Tokens that were dropped from the session must be dropped here.
+    pub lookup: Lookup,
     /// What this session's drafts were worth.
     pub pace: Pace,
     /// Rows that it may draft at most.
     pub most: usize,
     /// Rows and seconds of the prompt's chunks so far.
     pub prompt: (usize, f64),
+}
+
+/// What the drafter knows of a session.
+#[derive(Default)]
+pub(crate) struct DrafterSide {
+    /// Positions whose features are in the drafter's caches: `0..injected`.
+    pub injected: usize,
+    /// Feature rows of the positions `injected..tokens.len()`, which the drafter is given with the next draft.
+    pub parked: Vec<u32>,
+}
+
+/// Tokens of a prompt's end that teach how far lookups are to be trusted.
+const LESSON: usize = 512;
+
+impl Drafting {
+    /// Adds new tokens to the lookup, and learns from each what a match before it was worth.
+    fn learn(&mut self, new: &[u32]) {
+        let untaught = new.len().saturating_sub(LESSON);
+        for (i, token) in new.iter().enumerate() {
+            if i >= untaught
+                && let Some(found) = self.lookup.find()
+            {
+                self.pace.foretold(found.length, self.lookup.follow(found.next, 1) == [*token]);
+            }
+            self.lookup.push(*token);
+        }
+    }
 }
 
 impl Session {
@@ -100,9 +130,50 @@ impl Session {
         self.drafting.is_some()
     }
 
+    /// The drafter's side.
+    pub(crate) fn drafter(&self) -> Option<&DrafterSide> {
+        self.drafting.as_ref()?.drafter.as_ref()
+    }
+
+    /// The drafter's side, to change it.
+    pub(crate) fn drafter_mut(&mut self) -> Option<&mut DrafterSide> {
+        self.drafting.as_mut()?.drafter.as_mut()
+    }
+
+    /// Rows that are kept for the drafter.
+    pub(crate) fn owed(&self) -> usize {
+        self.drafter().map_or(0, |drafter| drafter.parked.len())
+    }
+
+    /// Drops what stands after the first `len` tokens from the drafts' bookkeeping; feature rows that nobody needs any more
+    /// are appended to `free`.
+    pub(crate) fn forget(&mut self, len: usize, free: &mut Vec<u32>) {
+        let Some(drafting) = self.drafting.as_mut() else { return };
+        drafting.lookup.truncate(len);
+        if let Some(drafter) = drafting.drafter.as_mut() {
+            let keep = len.saturating_sub(drafter.injected).min(drafter.parked.len());
+            free.extend(drafter.parked.drain(keep..));
+            drafter.injected = drafter.injected.min(len);
+        }
+    }
+
     /// Drafts at most so many rows a step from now on. With 0 it drafts nothing, and can again later.
     pub fn draft_at_most(&mut self, rows: usize) {
         self.drafting.iter_mut().for_each(|drafting| drafting.most = rows);
+    }
+
+    /// Says that no more than so many new tokens will be wanted; drafts then end there. The sink's [`Flow::Stop`] still ends the answer.
+    pub fn want_at_most(&mut self, tokens: usize) {
+        self.wanted = tokens;
+    }
+
+    /// Where the last tokens, the waiting one with them, stood before.
+    pub(crate) fn look_up(&mut self) -> Option<Match> {
+        let drafting = self.drafting.as_mut()?;
+        let all = self.tokens.iter().chain(&self.waiting);
+        let new: Vec<u32> = all.skip(drafting.lookup.len()).copied().collect();
+        drafting.learn(&new);
+        drafting.lookup.find()
     }
 
     /// Has the next token's mask made, while the device is busy. An error is met again where the mask is used.
@@ -129,6 +200,7 @@ impl Session {
     /// Records a chosen token in the sampler's history and in the constraint.
     pub(crate) fn take(&mut self, sampled: Sampled) -> Result<Sampled, SampleError> {
         self.sampler.accept(sampled.token);
+        self.wanted = self.wanted.saturating_sub(1);
         if let Some(constraint) = self.constraint.as_mut() {
             constraint.accept(sampled.token)?;
         }

@@ -84,10 +84,14 @@ pub struct Report {
     pub cached: usize,
     /// New tokens.
     pub generated: usize,
-    /// Tokens that the drafter proposed and the target accepted.
+    /// Tokens that were proposed and that the target accepted.
     pub drafted: usize,
     /// See `drafted`.
     pub accepted: usize,
+    /// Those of both that lookups proposed.
+    pub looked_up: usize,
+    /// See `looked_up`.
+    pub looked_up_accepted: usize,
     /// Seconds in the queue.
     pub queue_seconds: f64,
     /// Seconds from admission to the first token.

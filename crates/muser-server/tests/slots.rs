@@ -496,3 +496,41 @@ async fn engine_failures_are_proper_errors() {
     assert_eq!(outcome(&server.chat("ok", json!({})).await).1, "Fine.");
     assert_eq!(server.get("/health").await.0, StatusCode::OK);
 }
+
+/// An agent writes a file back: the call, which its schema and the turn's grammar constrain, is drafted by lookup.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_repeats_the_prompt_is_drafted_by_lookup() {
+    let code = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return area(width, height) * depth\n";
+    let call = format!(
+        " to=write<|message|><atem:function_calls>\n<atem:invoke name=\"write\">\n<atem:parameter name=\"text\">{code}</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>"
+    );
+    let parameters =
+        json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
+    let tools = json!([{"type": "function", "function": {"name": "write", "description": "", "parameters": parameters}}]);
+    let messages = json!([{"role": "user", "content": format!("Write this again: {code}[[call]]")}]);
+    let ask = json!({"messages": messages, "tools": tools, "temperature": 0});
+    let mut answers = vec![];
+    for draft in [DraftMode::Off, DraftMode::Fixed(6)] {
+        let server = Setup { draft, ..Setup::default() }.start();
+        server.script("call", &call);
+        let (status, body) = server.post("/v1/chat/completions", ask.clone()).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        let (_, metrics) = server.get("/metrics").await;
+        answers.push((outcome(&body), body["timings"].clone(), metrics));
+        let mut plain = ask.clone();
+        plain["speculative.n_max"] = 0.into();
+        let (_, body) = server.post("/v1/chat/completions", plain).await;
+        assert_eq!((&body["timings"]["draft_n"], outcome(&body)), (&json!(0), answers[0].0.clone()));
+    }
+    let [(plain, _, none), (drafted, timings, metrics)] = &answers[..] else { unreachable!() };
+    assert_eq!(plain, drafted);
+    assert_eq!(drafted.2[0].1, json!({"text": code}));
+    assert!(none.contains("muser_lookup_drafted_tokens_total 0\n"));
+    let [proposed, accepted] = ["lookup_n", "lookup_n_accepted"].map(|key| timings[key].as_u64().unwrap());
+    assert_eq!([&timings["draft_n"], &timings["draft_n_accepted"]], [&json!(proposed), &json!(accepted)]);
+    assert!(accepted > 20, "{timings}");
+    for (name, value) in [("drafted", proposed), ("accepted", accepted)] {
+        assert!(metrics.contains(&format!("muser_lookup_{name}_tokens_total {value}\n")), "{metrics}");
+        assert!(metrics.contains(&format!("muser_{name}_tokens_total {value}\n")), "{metrics}");
+    }
+}

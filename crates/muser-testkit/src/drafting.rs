@@ -116,7 +116,7 @@ pub fn drafted_is_undrafted(make: Make, model: &Arc<Model>, prompts: &[Vec<u32>]
     for options in [greedy(), sampled, penalised] {
         let plain: Vec<Vec<u32>> =
             prompts.iter().map(|p| generate(make, model, DraftMode::Off, &options, p, count).0).collect();
-        for draft in [DraftMode::Fixed(4), DraftMode::Fixed(15), DraftMode::Auto] {
+        for draft in [DraftMode::Fixed(4), DraftMode::Fixed(15), DraftMode::Mixed(7), DraftMode::Auto] {
             for (chunk, want) in prompts.chunks(4).zip(plain.chunks(4)) {
                 let mut engine = engine(make, model, draft);
                 let mut sessions = vec![];
@@ -140,7 +140,9 @@ pub fn drafted_is_undrafted(make: Make, model: &Arc<Model>, prompts: &[Vec<u32>]
 pub fn clipped_blocks(make: Make, model: &Arc<Model>, prompt: &[u32]) {
     let whole = generate(make, model, DraftMode::Off, &greedy(), prompt, 40).0;
     for cut in 1..whole.len().min(20) {
-        let mut engine = engine(make, model, DraftMode::Fixed(15));
+        // Both sources at every third cut.
+        let mode = if cut % 3 == 0 { DraftMode::Mixed(15) } else { DraftMode::Fixed(15) };
+        let mut engine = engine(make, model, mode);
         let mut session = engine.session(0, greedy()).unwrap();
         let mut out = vec![];
         prefill(&mut engine, &mut session, prompt, &mut out);
@@ -175,6 +177,42 @@ pub fn acceptance(make: Make, model: &Arc<Model>) -> (f64, f64) {
         all.iter().sum::<f64>() / all.len() as f64
     };
     (mean(false), mean(true))
+}
+
+/// Whatever was drafted, and by whom, a session's state is that of one which drafted nothing, its drafter's caches with it; also
+/// where another session keeps so many feature rows that none are left to wait in. Returns how many rows drafter and
+/// lookup proposed.
+pub fn state_after_drafts(make: Make, model: &Arc<Model>, prompt: &[u32], count: usize) -> [usize; 2] {
+    let options = SamplerOptions { seed: Some(1), ..greedy() };
+    let mut proposed = [0; 2];
+    let mut state = |mode: DraftMode, most: usize, idle: usize| {
+        let mut engine = engine(make, model, mode);
+        let mut other = engine.session(0, options.clone()).unwrap();
+        prefill(&mut engine, &mut other, &prompt[..idle], &mut vec![]);
+        let mut session = engine.session(0, options.clone()).unwrap();
+        session.draft_at_most(most);
+        session.want_at_most(count);
+        let mut out = vec![];
+        prefill(&mut engine, &mut session, prompt, &mut out);
+        while out.len() < count {
+            let mut sink = |s: &Sampled| {
+                out.push(s.token);
+                Flow::Continue
+            };
+            let stats = engine.step(&mut [Active { session: &mut session, sink: &mut sink }]).unwrap()[0];
+            proposed[stats.source as usize] += stats.drafted;
+        }
+        assert_eq!(out.len(), count, "a draft went beyond what was wanted");
+        engine.save(&mut session).unwrap()
+    };
+    let want = state(DraftMode::Auto, 0, 1);
+    let all = engine(make, model, DraftMode::Off).info().max_rows;
+    for mode in [DraftMode::Fixed(4), DraftMode::Mixed(4), DraftMode::Mixed(15)] {
+        for idle in [1, all.min(prompt.len()) - 3] {
+            assert!(state(mode, usize::MAX, idle) == want, "{mode:?} beside {idle} rows that are kept");
+        }
+    }
+    proposed
 }
 
 /// The drafter is given a prompt's context when it drafts, or earlier where feature rows run out; its caches are the same. `few` and

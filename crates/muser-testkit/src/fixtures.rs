@@ -28,6 +28,11 @@ pub fn mini() -> Arc<Model> {
     Arc::new(muser_core::model::open(&shipped("glimmer-mini-Q8_0.gguf"), Some(&drafter)).unwrap().0)
 }
 
+/// The same without its drafter.
+pub fn mini_alone() -> Arc<Model> {
+    Arc::new(muser_core::model::open(&shipped("glimmer-mini-Q8_0.gguf"), None).unwrap().0)
+}
+
 /// Named arrays of a safetensors file.
 pub struct Arrays(Vec<u8>);
 

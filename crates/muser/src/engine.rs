@@ -6,7 +6,6 @@ use crate::text::Text;
 use anyhow::{Context, Result};
 use clap::Args;
 use muser_core::Engine;
-use muser_core::engine::DraftMode;
 
 /// Longest default context: the caches of a full-length one would take gigabytes that most chats never use.
 const DEFAULT_CONTEXT: usize = 32_768;
@@ -51,11 +50,7 @@ impl EngineArgs {
             Some(n) => n.min(most),
         };
         let device = self.device.load(&opened, (1, context))?;
-        let mode = match self.draft_rows {
-            None => DraftMode::Auto,
-            Some(0) => DraftMode::Off,
-            Some(rows) => DraftMode::Fixed(rows),
-        };
+        let mode = self.source.draft_mode(self.draft_rows);
         let engine = Engine::new(device, opened.model.clone(), mode);
         Ok(Loaded { opened, text, engine, context })
     }

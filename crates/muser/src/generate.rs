@@ -6,7 +6,7 @@ use crate::text::Text;
 use anyhow::Result;
 use muser_core::engine::Active;
 use muser_core::sample::Sampled;
-use muser_core::{Flow, Session};
+use muser_core::{Flow, Session, Source};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -48,9 +48,12 @@ pub struct Stats {
     pub cached: usize,
     /// New tokens.
     pub generated: usize,
-    /// Tokens that the drafter proposed, and those of them that the target confirmed.
+    /// Tokens that were proposed, and those of them that the target confirmed.
     pub drafted: usize,
     pub accepted: usize,
+    /// Those of both that lookups proposed.
+    pub looked_up: usize,
+    pub looked_up_accepted: usize,
     /// Passes of the target that decoded.
     pub steps: usize,
     /// Seconds of the prompt, and of decoding after the first token.
@@ -102,7 +105,12 @@ impl Stats {
             line += &format!(" at {:.1}/s", self.decode_rate());
         }
         if let (Some(acceptance), Some(length)) = (self.acceptance(), self.mean_length()) {
-            line += &format!("; drafts: {:.0} % accepted, {length:.2} tokens a pass", 100.0 * acceptance);
+            line += &format!("; drafts: {:.0} % accepted", 100.0 * acceptance);
+            if self.looked_up > 0 {
+                let share = 100.0 * self.looked_up_accepted as f64 / self.looked_up as f64;
+                line += &format!(" (lookup: {share:.0} % of {})", self.looked_up);
+            }
+            line += &format!(", {length:.2} tokens a pass");
             if let Some(gain) = self.gain() {
                 line += &format!(", gain {gain:.2}x");
             }
@@ -123,6 +131,8 @@ impl Stats {
             "steps": self.steps,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "lookup_drafted": self.looked_up,
+            "lookup_accepted": self.looked_up_accepted,
             "acceptance": self.acceptance(),
             "mean_length": self.mean_length(),
             "gain": self.gain(),
@@ -150,6 +160,7 @@ pub fn generate(
     text: &mut dyn FnMut(&str, bool) -> bool,
 ) -> Result<Generation> {
     let Loaded { text: Text { tokenizer, .. }, engine, .. } = loaded;
+    session.want_at_most(max_tokens.unwrap_or(usize::MAX));
     let mut stats = Stats { prompt: session.waiting(), cached: session.tokens().len(), ..Stats::default() };
     let mut decoder = tokenizer.decoder();
     let mut tokens = vec![];
@@ -197,6 +208,10 @@ pub fn generate(
         for one in step {
             stats.drafted += one.drafted;
             stats.accepted += one.accepted;
+            if one.source == Source::Lookup {
+                stats.looked_up += one.drafted;
+                stats.looked_up_accepted += one.accepted;
+            }
             if one.drafted == 0 {
                 stats.plain_steps += 1;
                 stats.plain_seconds += (now - last).as_secs_f64();

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use muser_core::model::{self, QuantMix, Synthetic};
-use muser_core::{Model, Net};
+use muser_core::{DraftMode, Model, Net};
 use muser_format::Gguf;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -58,15 +58,17 @@ pub fn default_places() -> Vec<PathBuf> {
     folders.into_iter().map(|f| f.join(DEFAULT_MODEL)).collect()
 }
 
-/// Which drafter.
+/// What proposes tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Draft {
-    /// The one that stands beside the model, if there is one.
+    /// The drafter that stands beside the model, if there is one, and lookups.
     #[default]
     Auto,
-    /// None.
+    /// Lookups alone.
+    Lookup,
+    /// Nothing.
     Off,
-    /// This file.
+    /// The drafter of this file, and lookups.
     File(PathBuf),
 }
 
@@ -75,6 +77,7 @@ impl FromStr for Draft {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
             "auto" => Draft::Auto,
+            "lookup" => Draft::Lookup,
             "off" => Draft::Off,
             file => Draft::File(file.into()),
         })
@@ -86,7 +89,8 @@ impl FromStr for Draft {
 pub struct SourceArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Drafter: a GGUF file, an assistant's folder, `auto` (the one beside the model) or `off` [default: auto; off for random weights]
+    /// Drafter: a GGUF file, an assistant's folder, `auto` (the one beside the model), `lookup` (none: drafts come from the sequence's
+    /// own tokens only) or `off` (no drafts) [default: auto; off for random weights]
     #[arg(long, value_name = "FILE")]
     pub draft: Option<Draft>,
 }
@@ -139,12 +143,21 @@ impl SourceArgs {
         let path = self.model.path()?;
         let drafter = match &self.draft {
             None | Some(Draft::Auto) => model::find_drafter(&path),
-            Some(Draft::Off) => None,
+            Some(Draft::Off | Draft::Lookup) => None,
             Some(Draft::File(file)) => Some(file.clone()),
         };
         let (model, gguf) = model::open(&path, drafter.as_deref())?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Ok(Opened { name, path: Some(path), drafter, model: Arc::new(model), gguf: Some(gguf) })
+    }
+
+    /// How sessions draft: as it pays, or always `rows`.
+    pub fn draft_mode(&self, rows: Option<usize>) -> DraftMode {
+        match (&self.draft, rows) {
+            (Some(Draft::Off), _) | (_, Some(0)) => DraftMode::Off,
+            (_, Some(rows)) => DraftMode::Fixed(rows),
+            (_, None) => DraftMode::Auto,
+        }
     }
 
     /// Opens a file or, with `--geometry`, makes random weights; without `weights` only their shapes, to plan with.
@@ -160,7 +173,7 @@ impl SourceArgs {
         };
         // Random weights confirm no draft: a drafter only shows its cost, so it must be asked for.
         let draft = match &self.draft {
-            None | Some(Draft::Off) => None,
+            None | Some(Draft::Off | Draft::Lookup) => None,
             Some(Draft::Auto) => {
                 let (geometry, spec) = model::muse_glimmer_30b_drafter(layers);
                 let weights = make(Net::Draft, geometry.clone(), spec.target_layers.len());

@@ -109,14 +109,19 @@ fn greedy_answers_are_pytorchs_where_the_margin_allows() {
 fn drafts_change_nothing_in_the_strict_lane() {
     for golden in lines("mini/goldens.jsonl")
         .iter()
-        .filter(|g| ["story", "prose-2"].contains(&g["name"].as_str().unwrap()))
+        .filter(|g| ["story", "prose-3"].contains(&g["name"].as_str().unwrap()))
     {
         let plain = continued(golden, &["--lane", "strict", "--draft", "off"]);
-        let drafted = continued(golden, &["--lane", "strict", "--draft-rows", "7"]);
-        assert_eq!(plain["ids"], drafted["ids"]);
         assert_eq!(plain["stats"]["drafted"], 0);
-        assert!(drafted["stats"]["accepted"].as_u64().unwrap() > 0, "{}", drafted["stats"]);
-        assert!(drafted["stats"]["steps"].as_u64() < plain["stats"]["steps"].as_u64());
+        for source in ["auto", "lookup"] {
+            let drafted = continued(golden, &["--lane", "strict", "--draft", source, "--draft-rows", "7"]);
+            let stats = &drafted["stats"];
+            assert_eq!(plain["ids"], drafted["ids"], "{source}");
+            assert!(stats["accepted"].as_u64().unwrap() > 0, "{stats}");
+            assert!(stats["steps"].as_u64() < plain["stats"]["steps"].as_u64());
+            let looked_up = if source == "lookup" { &stats["accepted"] } else { &json!(0) };
+            assert_eq!(&stats["lookup_accepted"], looked_up);
+        }
     }
 }
 

@@ -66,7 +66,7 @@ fn said(make: Make, model: &Arc<Model>, draft: DraftMode) -> [String; 2] {
 /// Without drafts, and with some.
 fn check(make: Make) {
     let model = mini();
-    for draft in [DraftMode::Off, DraftMode::Fixed(4)] {
+    for draft in [DraftMode::Off, DraftMode::Fixed(4), DraftMode::Mixed(4)] {
         assert_eq!(said(make, &model, draft), SAID, "{draft:?}");
     }
 }

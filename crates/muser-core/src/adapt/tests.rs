@@ -1,5 +1,8 @@
 //! Simulated machines and texts.
 
+mod lookups;
+
+use super::costs::OLDEST;
 use super::*;
 use crate::sample::Mt19937;
 
@@ -94,14 +97,16 @@ impl<'a> Run<'a> {
         (self.measure(noisy * if cold || spoilt { 5.0 } else { 1.0 }), noisy)
     }
 
-    /// One step of a group whose rows are confirmed with these chances: seconds, and tokens of each.
-    fn step(&mut self, group: &mut [Seat<'_>], chances: &[f64]) -> (f64, Vec<usize>) {
-        let counts = blocks(&self.costs, group);
-        let owed: usize = group.iter().zip(&counts).filter(|(_, c)| **c > 0).map(|(s, _)| s.owed).sum();
-        let drafted: usize = counts.iter().sum();
+    /// One step of a group whose rows are confirmed with these chances, the drafter's and a lookup's: seconds, and each one's
+    /// block with the tokens that it brought.
+    fn step(&mut self, group: &mut [Seat<'_>], chances: &[[f64; 2]]) -> (f64, Vec<(Block, usize)>) {
+        let blocks = blocks(&self.costs, group);
+        let asks = |block: &&Block| block.source == Source::Drafter && block.rows > 0;
+        let owed: usize = group.iter().zip(&blocks).filter(|(_, b)| asks(b)).map(|(s, _)| s.owed).sum();
+        let drafted: usize = blocks.iter().map(|block| block.rows).sum();
         let mut seconds = 0.0;
-        if drafted > 0 {
-            let rows = drafted + counts.iter().filter(|c| **c > 0).count();
+        if blocks.iter().any(|block| asks(&block)) {
+            let rows = blocks.iter().filter(asks).map(|block| block.rows + 1).sum();
             let (measured, warm) = self.time(0, rows, self.machine.draft);
             let context = owed as f64 * self.machine.context;
             self.costs.draft(rows, measured + context, owed);
@@ -111,17 +116,18 @@ impl<'a> Run<'a> {
         let (measured, warm) = self.time(1, rows, self.machine.target(rows));
         self.costs.target(rows, measured);
         seconds += warm;
-        let mut tokens = vec![];
+        let mut all = vec![];
         let mut outcomes = vec![];
-        for ((count, seat), chance) in counts.iter().zip(group.iter_mut()).zip(chances) {
-            let accepted = (0..*count).take_while(|_| self.uniform() < *chance).count();
-            let owed = if *count > 0 { std::mem::take(&mut seat.owed) } else { 0 };
-            seat.owed += usize::from(*count == 0);
-            outcomes.push(Outcome { pace: Some(&mut *seat.pace), drafted: *count, accepted, owed });
-            tokens.push(accepted + 1);
+        for ((block, seat), chances) in blocks.into_iter().zip(group.iter_mut()).zip(chances) {
+            let chance = chances[block.source as usize];
+            let accepted = (0..block.rows).take_while(|_| self.uniform() < chance).count();
+            let owed = if asks(&&block) { std::mem::take(&mut seat.owed) } else { 0 };
+            seat.owed += if asks(&&block) { 0 } else { accepted + 1 };
+            outcomes.push(Outcome { pace: Some(&mut *seat.pace), block, accepted, owed });
+            all.push((block, accepted + 1));
         }
         settle(&self.costs, seconds, outcomes);
-        (seconds, tokens)
+        (seconds, all)
     }
 
     /// A sequence of its own; `chance` by token. Seconds a token.
@@ -147,12 +153,12 @@ impl<'a> Run<'a> {
         pace.begin(seconds, sure);
         let (mut done, mut owed, mut drafted) = (0, prompt, false);
         while done < tokens {
-            let mut seats = [Seat { pace: &mut pace, room: 15.min(tokens - done - 1), owed }];
-            let (s, t) = self.step(&mut seats, &[chance(done)]);
+            let mut seats = [Seat { owed, ..seat(&mut pace, 15.min(tokens - done - 1)) }];
+            let (s, t) = self.step(&mut seats, &[[chance(done), 0.0]]);
             owed = seats[0].owed;
             drafted |= pace.quiet == 0;
             seconds += s;
-            done += t[0];
+            done += t[0].1;
         }
         (seconds, drafted)
     }
@@ -238,6 +244,7 @@ fn lengths_are_near_the_best() {
 #[test]
 fn groups_share_rows_by_what_they_bring() {
     let chances = [0.0, PROSE, CHAT, 0.4];
+    let by_source = chances.map(|chance| [chance, 0.0]);
     for (name, machine) in [("cpu", &CPU), ("gpu", &GPU)] {
         let plain = 4.0 / machine.target(4);
         let mut best = plain;
@@ -253,9 +260,9 @@ fn groups_share_rows_by_what_they_bring() {
         let (mut seconds, mut tokens) = (0.0, 0);
         for _ in 0..600 {
             let mut group: Vec<_> = paces.iter_mut().map(|pace| seat(pace, 15)).collect();
-            let (s, t) = run.step(&mut group, &chances);
+            let (s, t) = run.step(&mut group, &by_source);
             seconds += s;
-            tokens += t.iter().sum::<usize>();
+            tokens += t.iter().map(|(_, tokens)| tokens).sum::<usize>();
         }
         let rate = tokens as f64 / seconds * machine.plain();
         assert!(rate > 0.94 * best && rate > 1.2 * plain, "{name}: {rate}, best {best}, plain {plain}");
@@ -263,7 +270,12 @@ fn groups_share_rows_by_what_they_bring() {
 }
 
 fn seat(pace: &mut Pace, room: usize) -> Seat<'_> {
-    Seat { pace, room, owed: 0 }
+    Seat { pace, room, matched: None, owed: 0 }
+}
+
+/// Rows that a sequence alone drafts.
+fn rows(costs: &Costs, pace: &mut Pace, room: usize) -> usize {
+    blocks(costs, &mut [seat(pace, room)])[0].rows
 }
 
 /// A machine whose costs are known, and a pace that has just learnt that nothing is confirmed.
@@ -283,7 +295,7 @@ fn parked_sequences_try_again_ever_later() {
     let (mut costs, mut pace) = parked();
     let mut waits = vec![0];
     for _ in 0..3000 {
-        let count = blocks(&costs, &mut [seat(&mut pace, 15)])[0];
+        let count = rows(&costs, &mut pace, 15);
         pace.observe(count, 0);
         costs.target(1 + count, 1.0 + 0.1 * count as f64);
         costs.target(5, 1.4);
@@ -299,25 +311,25 @@ fn parked_sequences_try_again_ever_later() {
 fn a_confirmed_try_ends_the_parking() {
     let (costs, mut pace) = parked();
     (0..64).for_each(|_| pace.observe(0, 0));
-    let count = blocks(&costs, &mut [seat(&mut pace, 15)])[0];
+    let count = rows(&costs, &mut pace, 15);
     assert_eq!(count, TRY_ROWS);
     pace.observe(count, count);
-    assert!(blocks(&costs, &mut [seat(&mut pace, 15)])[0] >= 2);
+    assert!(rows(&costs, &mut pace, 15) >= 2);
 }
 
 #[test]
 fn room_and_fixed_lengths_are_kept() {
     let (costs, _) = parked();
-    let mut fixed = Pace::fixed(7);
-    assert_eq!(blocks(&Costs::default(), &mut [seat(&mut fixed, 15)]), [7]);
-    assert_eq!(blocks(&Costs::default(), &mut [seat(&mut fixed, 3)]), [3]);
+    let mut fixed = Pace::fixed(7, false);
+    assert_eq!(rows(&Costs::default(), &mut fixed, 15), 7);
+    assert_eq!(rows(&Costs::default(), &mut fixed, 3), 3);
     let mut pace = Pace::auto(15);
     (0..20).for_each(|_| pace.observe(15, 15));
-    assert!(blocks(&costs, &mut [seat(&mut pace, 15)])[0] > 8);
+    assert!(rows(&costs, &mut pace, 15) > 8);
     for room in [0, 1, 2] {
-        assert_eq!(blocks(&costs, &mut [seat(&mut pace, room)]), [room]);
+        assert_eq!(rows(&costs, &mut pace, room), room);
     }
-    assert_eq!(blocks(&costs, &mut [seat(&mut Pace::auto(0), 15)]), [0]);
+    assert_eq!(rows(&costs, &mut Pace::auto(0), 15), 0);
     assert!(blocks(&costs, &mut []).is_empty());
 }
 
@@ -359,7 +371,7 @@ fn a_bad_moment_does_not_end_drafting() {
         .take_while(|_| {
             costs.target(1, 1.0);
             costs.target(5, 1.4);
-            blocks(&costs, &mut [seat(&mut Pace::auto(15), 15)]) == [0]
+            rows(&costs, &mut Pace::auto(15), 15) == 0
         })
         .count();
     assert!((1..=256).contains(&plain_steps), "{plain_steps}");
@@ -391,7 +403,7 @@ fn a_few_misses_outweigh_many_good_drafts() {
     let mut wasted = vec![];
     loop {
         costs.target(1, 1.0);
-        match blocks(&costs, &mut [seat(&mut pace, 15)])[0] {
+        match rows(&costs, &mut pace, 15) {
             0 => break,
             count => wasted.push(count),
         }

@@ -2,12 +2,15 @@
 
 use super::{Engine, EngineError};
 use crate::accept::verify;
-use crate::adapt::{Outcome, Seat, blocks, settle};
+use crate::adapt::{Block, Outcome, Seat, Source, blocks, settle};
 use crate::device::Row;
 use crate::plan::Pass;
 use crate::sample::Sampled;
 use crate::session::{Flow, Session};
 use std::time::Instant;
+
+/// Rows that a lookup proposes at most: beyond, a row costs as much as a plain step on most machines.
+const LOOKUP_ROWS: usize = 31;
 
 /// A session in a step, with the receiver of its tokens.
 pub struct Active<'a> {
@@ -18,9 +21,11 @@ pub struct Active<'a> {
 }
 
 /// What one session gained in a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepStats {
-    /// Rows that the drafter proposed.
+    /// Whence its drafts came.
+    pub source: Source,
+    /// Rows that were proposed.
     pub drafted: usize,
     /// Proposed rows that the target confirmed.
     pub accepted: usize,
@@ -30,10 +35,11 @@ pub struct StepStats {
     pub stopped: bool,
 }
 
-/// What the drafter proposed.
+/// What was proposed.
 struct Drafts {
     /// Tokens of each session; none where it did not draft.
     tokens: Vec<Vec<u32>>,
+    blocks: Vec<Block>,
     /// Rows of the draft pass, and of context that it needed before; seconds of both.
     rows: usize,
     owed: Vec<usize>,
@@ -56,8 +62,8 @@ impl Engine {
         }
         let begin = Instant::now();
         let drafts = self.draft(group)?;
-        self.make_room(group)?;
-        let (rows, starts) = self.verification_rows(group, &drafts.tokens);
+        self.make_room(group, &drafts.blocks)?;
+        let (rows, starts) = self.verification_rows(group, &drafts);
 
         let start = Instant::now();
         self.device.run(Pass::Target, &rows, None).inspect_err(|_| self.give_back(&rows))?;
@@ -74,21 +80,25 @@ impl Engine {
         let mut all = vec![];
         let mut inject = vec![];
         let mut failed = None;
-        for ((active, draft), first) in group.iter_mut().zip(&drafts.tokens).zip(starts) {
+        let proposed = drafts.tokens.iter().zip(&drafts.blocks);
+        for ((active, (draft, block)), first) in group.iter_mut().zip(proposed).zip(starts) {
             let best = if greedy { &best[first..first + draft.len() + 1] } else { &[][..] };
             active.session.high = active.session.high.max(active.session.tokens.len() + draft.len() + 1);
             let len = active.session.tokens.len();
-            let stats = match self.accept(active, draft, first, best) {
+            let stats = match self.accept(active, draft, block.source, first, best) {
                 Ok(stats) => stats,
                 Err(error) => {
                     // As if its rows and those of the sessions after it had not been computed.
                     active.session.tokens.truncate(len);
+                    active.session.forget(len, &mut self.free_features);
                     self.give_back(&rows[first..]);
                     failed = Some(error);
                     break;
                 }
             };
-            self.keep_features(active.session, &rows[first..=first + stats.accepted], &mut inject);
+            let (kept, rejected) = rows[first..=first + draft.len()].split_at(1 + stats.accepted);
+            self.keep_features(active.session, kept, &mut inject);
+            self.give_back(rejected);
             all.push(stats);
         }
         let start = Instant::now();
@@ -103,82 +113,93 @@ impl Engine {
             self.costs.draft(drafts.rows, seconds, drafts.owed.iter().sum());
         }
         let mut outcomes = vec![];
-        for ((active, stats), owed) in group.iter_mut().zip(&all).zip(drafts.owed) {
+        for (((active, stats), block), owed) in group.iter_mut().zip(&all).zip(drafts.blocks).zip(drafts.owed)
+        {
             let pace = active.session.drafting.as_mut().map(|d| &mut d.pace);
-            outcomes.push(Outcome { pace, drafted: stats.drafted, accepted: stats.accepted, owed });
+            outcomes.push(Outcome { pace, block, accepted: stats.accepted, owed });
         }
         settle(&self.costs, begin.elapsed().as_secs_f64(), outcomes);
         Ok(all)
     }
 
-    /// Runs the drafter where drafting is on, not parked, and has room.
+    /// Proposes tokens where that pays and there is room, running the drafter if it is asked for any.
     fn draft(&mut self, group: &mut [Active<'_>]) -> Result<Drafts, EngineError> {
-        let none = vec![0; group.len()];
-        let nothing = Drafts { tokens: vec![vec![]; group.len()], rows: 0, owed: none.clone(), seconds: 0.0 };
-        let Some(spec) = self.model.plans.draft.as_ref().map(|d| d.spec.clone()) else {
-            return Ok(nothing);
+        let (blocks, mut tokens) = self.choose_blocks(group);
+        let mut owed = vec![0; group.len()];
+        let asks = |block: &Block| block.source == Source::Drafter && block.rows > 0;
+        let Some(spec) = self.model.plans.draft.as_ref().map(|d| &d.spec).filter(|_| blocks.iter().any(asks))
+        else {
+            return Ok(Drafts { tokens, blocks, rows: 0, owed, seconds: 0.0 });
         };
-        let counts = self.block_lengths(group, spec.block - 1);
-        if counts.iter().all(|count| *count == 0) {
-            return Ok(nothing);
-        }
+        let mask = spec.mask_token;
         let start = Instant::now();
         let mut rows = vec![];
-        let mut owed = none;
-        for (i, (active, count)) in group.iter_mut().zip(&counts).enumerate().filter(|(_, (_, n))| **n > 0) {
-            owed[i] = active.session.drafting.as_ref().map_or(0, |d| d.parked.len());
+        for (i, active) in group.iter_mut().enumerate().filter(|(i, _)| asks(&blocks[*i])) {
+            owed[i] = active.session.owed();
             self.inject_parked(active.session)?;
             let s = &active.session;
             let anchor = s.tokens.len();
             rows.push(Row::new(s.seq, anchor as u32, s.waiting[0]));
             // The masks' keys stand in the drafter's ring until real features replace them.
-            rows.extend(
-                (1..=*count).map(|i| Row::new(s.seq, (anchor + i) as u32, spec.mask_token).with_logits()),
-            );
+            let masks = 1..=blocks[i].rows;
+            rows.extend(masks.map(|i| Row::new(s.seq, (anchor + i) as u32, mask).with_logits()));
         }
         self.device.run(Pass::Draft, &rows, None)?;
         let mut best = self.device.best()?.into_iter();
         let seconds = start.elapsed().as_secs_f64();
-        let tokens = counts.iter().map(|count| best.by_ref().take(*count).collect()).collect();
-        Ok(Drafts { tokens, rows: rows.len(), owed, seconds })
+        for (tokens, block) in tokens.iter_mut().zip(&blocks).filter(|(_, block)| asks(block)) {
+            tokens.extend(best.by_ref().take(block.rows));
+        }
+        Ok(Drafts { tokens, blocks, rows: rows.len(), owed, seconds })
     }
 
     /// Where fewer feature rows are free than the group may keep, the session that keeps most gives its to the drafter.
-    fn make_room(&mut self, group: &mut [Active<'_>]) -> Result<(), EngineError> {
-        let kept = |active: &&mut Active<'_>| active.session.drafting.as_ref().map_or(0, |d| d.parked.len());
-        if self.free_features.len() >= group.len() {
+    fn make_room(&mut self, group: &mut [Active<'_>], blocks: &[Block]) -> Result<(), EngineError> {
+        let kept: usize = blocks.iter().map(rows_to_keep).sum();
+        if self.free_features.len() >= kept {
             return Ok(());
         }
-        group.iter_mut().max_by_key(kept).map_or(Ok(()), |most| self.inject_parked(most.session))
+        let most = group.iter_mut().max_by_key(|active| active.session.owed());
+        most.map_or(Ok(()), |most| self.inject_parked(most.session))
     }
 
-    /// How many rows each session drafts, at most `most`.
-    fn block_lengths(&self, group: &mut [Active<'_>], most: usize) -> Vec<usize> {
+    /// What each session drafts, and what a lookup proposes of it.
+    fn choose_blocks(&self, group: &mut [Active<'_>]) -> (Vec<Block>, Vec<Vec<u32>>) {
         let share = (self.info.step_rows / group.len().max(1)).saturating_sub(1);
-        let mut counts = vec![0; group.len()];
-        let mut seats = vec![];
-        let mut which = vec![];
+        let block = self.model.plans.draft.as_ref().map_or(0, |draft| draft.spec.block - 1);
+        let mut blocks_of = vec![Block::PLAIN; group.len()];
+        let mut tokens = vec![vec![]; group.len()];
+        let (mut seats, mut which) = (vec![], vec![]);
         for (i, active) in group.iter_mut().enumerate() {
             let session = &mut *active.session;
-            let room = (session.context - session.tokens.len() - 1).min(share).min(most);
+            // A block brings a token more than it drafts.
+            let wanted = session.wanted.saturating_sub(1);
+            let room = (session.context - session.tokens.len() - 1).min(share).min(wanted);
+            let most = session.drafting.as_ref().map_or(0, |drafting| drafting.most.min(room));
+            let found = if most > 0 { session.look_up() } else { None };
+            let owed = session.owed();
             if let Some(drafting) = session.drafting.as_mut() {
-                let room = room.min(drafting.most);
-                seats.push(Seat { pace: &mut drafting.pace, room, owed: drafting.parked.len() });
-                which.push(i);
+                let matched = found.map(|found| (found.length, most.min(LOOKUP_ROWS)));
+                seats.push(Seat { pace: &mut drafting.pace, room: most.min(block), matched, owed });
+                which.push((i, found, &drafting.lookup));
             }
         }
-        for (i, count) in which.into_iter().zip(blocks(&self.costs, &mut seats)) {
-            counts[i] = count;
+        for ((i, found, lookup), block) in which.into_iter().zip(blocks(&self.costs, &mut seats)) {
+            blocks_of[i] = block;
+            if let Some(found) = found.filter(|_| block.source == Source::Lookup) {
+                tokens[i] = lookup.follow(found.next, block.rows);
+            }
         }
-        counts
+        (blocks_of, tokens)
     }
 
     /// Rows of the target pass, and where each session's rows begin.
-    fn verification_rows(&mut self, group: &mut [Active<'_>], drafts: &[Vec<u32>]) -> (Vec<Row>, Vec<usize>) {
+    fn verification_rows(&mut self, group: &mut [Active<'_>], drafts: &Drafts) -> (Vec<Row>, Vec<usize>) {
         let mut rows: Vec<Row> = vec![];
         let mut starts = vec![];
-        for (active, draft) in group.iter_mut().zip(drafts) {
-            starts.push(rows.len());
+        for ((active, draft), block) in group.iter_mut().zip(&drafts.tokens).zip(&drafts.blocks) {
+            let start = rows.len();
+            starts.push(start);
             let s = &active.session;
             for (i, token) in s.waiting.iter().chain(draft).enumerate() {
                 let feature = rows.len() as u32;
@@ -187,12 +208,11 @@ impl Engine {
                     ..Row::new(s.seq, (s.tokens.len() + i) as u32, *token).with_logits()
                 });
             }
-            // A plain row keeps its features until the next draft.
-            if draft.is_empty()
-                && s.drafting.is_some()
-                && let (Some(row), Some(feature)) = (rows.last_mut(), self.free_features.pop())
-            {
-                row.feature = feature;
+            // What the drafter has not proposed keeps its features until it does.
+            let (kept, free) = (rows_to_keep(block), self.free_features.len());
+            if s.drafter().is_some() && (1..=free).contains(&kept) {
+                let features = self.free_features.split_off(free - kept);
+                rows[start..].iter_mut().zip(features).for_each(|(row, feature)| row.feature = feature);
             }
         }
         (rows, starts)
@@ -203,11 +223,12 @@ impl Engine {
         &mut self,
         active: &mut Active<'_>,
         draft: &[u32],
+        source: Source,
         first: usize,
         best: &[u32],
     ) -> Result<StepStats, EngineError> {
         let session = &mut *active.session;
-        let mut stats = StepStats { drafted: draft.len(), ..StepStats::default() };
+        let mut stats = StepStats { source, drafted: draft.len(), accepted: 0, tokens: 0, stopped: false };
         let waiting = session.waiting.pop_front();
         session.tokens.extend(waiting);
         let verified = verify(draft, |i| {
@@ -238,19 +259,25 @@ impl Engine {
 
     /// Decides for a session's confirmed rows whether their features are injected now or wait.
     fn keep_features(&mut self, session: &mut Session, rows: &[Row], inject: &mut Vec<Row>) {
-        let Some(drafting) = session.drafting.as_mut() else { return };
-        match rows {
-            [row] if row.feature as usize >= self.info.max_rows => drafting.parked.push(row.feature),
-            _ => {
-                let first = drafting.injected as u32;
-                let parked = drafting.parked.iter().enumerate();
-                inject.extend(
-                    parked.map(|(i, f)| Row { feature: *f, ..Row::new(session.seq, first + i as u32, 0) }),
-                );
-                inject.extend(rows);
-                self.free_features.append(&mut drafting.parked);
-                drafting.injected = session.tokens.len();
-            }
+        let (seq, len) = (session.seq, session.tokens.len());
+        let Some(drafter) = session.drafter_mut() else { return };
+        if rows.iter().all(|row| row.feature as usize >= self.info.max_rows) {
+            drafter.parked.extend(rows.iter().map(|row| row.feature));
+            return;
         }
+        let first = drafter.injected as u32;
+        let parked = drafter.parked.iter().enumerate();
+        inject.extend(parked.map(|(i, f)| Row { feature: *f, ..Row::new(seq, first + i as u32, 0) }));
+        inject.extend(rows);
+        self.free_features.append(&mut drafter.parked);
+        drafter.injected = len;
+    }
+}
+
+/// Rows of a block, the waiting token's with them, whose features wait for the next draft.
+fn rows_to_keep(block: &Block) -> usize {
+    match block.source {
+        Source::Drafter if block.rows > 0 => 0,
+        _ => 1 + block.rows,
     }
 }

@@ -95,6 +95,7 @@ impl Engine {
             sampler: from.sampler.clone(),
             constraint: None,
             drafting: from.drafting.is_some().then(|| self.drafting()).flatten(),
+            wanted: usize::MAX,
         };
         self.adopt(&mut session, from.tokens[..len].to_vec());
         session.sampler.set_history(&session.tokens);
@@ -108,9 +109,9 @@ impl Engine {
         let whole =
             self.model.plans.caches.iter().filter_map(|c| c.window).all(|window| tokens.len() <= window);
         session.floor = if whole { 0 } else { tokens.len() };
-        if let Some(drafting) = session.drafting.as_mut() {
-            self.free_features.append(&mut drafting.parked);
-            drafting.injected = tokens.len();
+        session.forget(0, &mut self.free_features);
+        if let Some(drafter) = session.drafter_mut() {
+            drafter.injected = tokens.len();
         }
         session.tokens = tokens;
     }

@@ -54,6 +54,8 @@ pub fn timings(usage: &Usage) -> Value {
         "predicted_per_second": per_second(stepped, r.decode_seconds),
         "draft_n": r.drafted,
         "draft_n_accepted": r.accepted,
+        "lookup_n": r.looked_up,
+        "lookup_n_accepted": r.looked_up_accepted,
     })
 }
 

@@ -138,6 +138,7 @@ impl Scheduler {
         session.sampler().set_options(running.work.options.clone())?;
         session.constrain(running.work.constraint.take());
         session.draft_at_most(running.work.draft_rows);
+        session.want_at_most(running.work.max_tokens);
         session.push(&prompt[cached..]);
         running.report.cached = cached;
         running.work.sink.started(cached);

@@ -1,6 +1,7 @@
 //! One turn's computing: a chunk of a prompt, a step of the group, checkpoints before a ring forgets.
 
 use super::{Running, Scheduler, Slot};
+use muser_core::Source;
 use muser_core::engine::{Active, EngineError, StepStats};
 use muser_core::sample::Sampled;
 use muser_core::session::{Flow, Session};
@@ -86,9 +87,17 @@ impl Scheduler {
         for (index, stats) in members.iter().zip(stats) {
             self.metrics.drafted.add(stats.drafted as u64);
             self.metrics.accepted.add(stats.accepted as u64);
+            let (looked_up, looked_up_accepted) = match stats.source {
+                Source::Lookup => (stats.drafted, stats.accepted),
+                Source::Drafter => (0, 0),
+            };
+            self.metrics.looked_up.add(looked_up as u64);
+            self.metrics.looked_up_accepted.add(looked_up_accepted as u64);
             if let Some(running) = self.slots[*index].running.as_mut() {
                 running.report.drafted += stats.drafted;
                 running.report.accepted += stats.accepted;
+                running.report.looked_up += looked_up;
+                running.report.looked_up_accepted += looked_up_accepted;
             }
         }
     }

@@ -239,6 +239,7 @@ pub struct Setup {
     /// Muse Glimmer's chat template instead of glimmer-mini's.
     pub release_template: bool,
     pub save_path: Option<PathBuf>,
+    pub draft: DraftMode,
 }
 
 impl Default for Setup {
@@ -251,6 +252,7 @@ impl Default for Setup {
             free_calls: false,
             release_template: false,
             save_path: None,
+            draft: DraftMode::Off,
         }
     }
 }
@@ -262,7 +264,7 @@ impl Setup {
         let device = Box::new(ScriptDevice::new(stage.clone(), self.max_rows));
         let saved = self.save_path.map(|p| SavedSessions::new(&p, model, &device.info()).unwrap());
         let saved = saved.map(Arc::new);
-        let engine = Engine::new(device, model.clone(), DraftMode::Off);
+        let engine = Engine::new(device, model.clone(), self.draft);
         let metrics = Arc::new(Metrics::default());
         let slots = Slots::start(engine, self.slots, metrics.clone()).unwrap();
         let file = Gguf::open(Path::new(MINI)).unwrap();

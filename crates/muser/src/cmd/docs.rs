@@ -140,7 +140,7 @@ const EFFECTS: &[Effect] = &[
     Effect {
         flag: "draft",
         arithmetic: "CPU, strict and --batch-invariant: none; else what a verified row has from the kernels of a larger batch",
-        routes: "verification takes kernels for several rows; the drafter's passes",
+        routes: "verification takes kernels for several rows; the drafter's passes where it is not `lookup`",
     },
     Effect { flag: "draft_rows", arithmetic: "as --draft", routes: "as --draft" },
     Effect {

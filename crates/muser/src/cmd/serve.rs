@@ -4,7 +4,7 @@ use crate::device::DeviceArgs;
 use crate::open::SourceArgs;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use muser_core::{DraftMode, Engine};
+use muser_core::Engine;
 use muser_server::app::{App, ServerOptions};
 use muser_server::generate::Generator;
 use muser_server::intake::Intake;
@@ -133,7 +133,7 @@ impl Serve {
                 .with_context(|| format!("{}: sessions cannot be saved there", folder.display()))
         });
         let saved = saved.transpose()?.map(Arc::new);
-        let engine = Engine::new(device, opened.model.clone(), DraftMode::Auto);
+        let engine = Engine::new(device, opened.model.clone(), self.source.draft_mode(None));
         let metrics = Arc::new(Metrics::default());
         let most = engine.info().step_rows;
         if usize::from(self.slots) > most {
