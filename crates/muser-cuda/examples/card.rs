@@ -378,13 +378,20 @@ fn strict(only: Option<&str>, chunks: &[usize]) {
                     break;
                 }
             }
+            let (seq, want) = suite::prefill(&mut reference, &tokens, 64);
+            reference.close(seq);
+            let got = among_others(&mut cuda, &tokens);
+            let equal =
+                got.len() == want.len() && got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+            wrong += usize::from(!equal);
+            println!("{name} {prompt}, in a group of 4: {}", if equal { "same bits" } else { "DIFFERENT" });
         }
         if let Some(draft) = &model.plans.draft {
             let mask = draft.spec.mask_token;
             let block: Vec<u32> = [5].into_iter().chain(vec![mask; draft.spec.block - 1]).collect();
             let tokens = &prompts[only.unwrap_or("p100")];
             let drafted = [&mut reference as &mut dyn Device, &mut cuda].map(|device| {
-                let seq = device.open(200).unwrap();
+                let seq = device.open(tokens.len() + block.len()).unwrap();
                 device.run(Pass::Target, &rows(seq, 0, tokens, false), None).unwrap();
                 device.run(Pass::Inject, &rows(seq, 0, tokens, false), None).unwrap();
                 run(device, Pass::Draft, &rows(seq, tokens.len(), &block, true))
@@ -396,6 +403,24 @@ fn strict(only: Option<&str>, chunks: &[usize]) {
     }
     println!("{wrong} differ");
     std::process::exit(i32::from(wrong > 0));
+}
+
+/// Logits of a sequence that is decoded token by token with three others.
+fn among_others(device: &mut CudaDevice, tokens: &[u32]) -> Vec<f32> {
+    let seqs = [0; 4].map(|_| device.open(tokens.len()).unwrap());
+    let mut logits = vec![];
+    for i in 0..tokens.len() {
+        let row = |(s, seq): (usize, &SeqId)| Row {
+            logits: s == 0,
+            ..Row::new(*seq, i as u32, tokens[(i + 5 * s) % tokens.len()])
+        };
+        let group: Vec<Row> = seqs.iter().enumerate().map(row).collect();
+        logits.extend(run(device, Pass::Target, &group));
+    }
+    for seq in seqs {
+        device.close(seq);
+    }
+    logits
 }
 
 /// The fixtures' models; the first has a drafter.

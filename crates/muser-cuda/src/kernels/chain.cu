@@ -2,7 +2,7 @@
 // the head): four products with the norms, the residual and SiLU between them.
 // Layout: one block a multiprocessor, all on the card at once, since they wait for each other between products. A product's list of
 // tiles is shared out as in project.cu; each block then makes the whole next activation for itself from the planes that all left.
-// A ring's first tiles of the next product are on their way while blocks wait.
+// A ring's first tiles of the next product are on their way while blocks wait, by and by.
 // Bytes: the weights, once. Operations: 2 a weight. Memory binds; what waits for it to be idle are four barriers of the grid.
 #define WARPS 16
 #define THREADS (WARPS * 32)
@@ -40,12 +40,20 @@ struct Chain {
     Masks masks;
 };
 #define STEPS 4
+#ifdef SECOND
+#define OF(layout, what) ((layout) == FIRST ? Kind<FIRST>::what : Kind<SECOND>::what)
+#else
+#define OF(layout, what) Kind<FIRST>::what
+#endif
 
 extern __shared__ uint4 shared_bytes[];
 
+// Places of a warp's ring. They are filled in stages: the first as soon as a product's list is done, those up to `early` once this block
+// has told the others, the rest when all have: more at once would hold up what blocks tell each other.
 template <int LAYOUT>
 struct Slots {
-    static constexpr int bytes = Kind<LAYOUT>::part_bytes, count = RING / bytes > 4 ? 4 : RING / bytes;
+    static constexpr int bytes = Kind<LAYOUT>::part_bytes, count = RING / bytes > 4 ? 4 : RING / bytes, early = count > 2 ? 2 : 1;
+    static constexpr int from[4] = {0, 1, early, count};
 };
 __device__ __forceinline__ u32 parts_of(u32 layout) { return layout == F16 ? 4 : 1; }
 
@@ -55,7 +63,7 @@ struct Run {
     u32 from, to, next;
     u32 tile, begun;                // the row of tiles that `from` stands in, and what of it stands before
     const u8* p;
-    u32 at, tiles, piece;
+    u32 left, piece;                // tiles of `piece` that are not fetched yet
 };
 
 __device__ __forceinline__ Run open_share(const Chain& c, u32 step) {
@@ -69,82 +77,89 @@ __device__ __forceinline__ Run open_share(const Chain& c, u32 step) {
     r.run = block >= a.blocks ? 0 : a.share + (block < a.longer);
     r.from = r.next = r.block_from + r.run * warp / WARPS;
     r.to = r.block_from + r.run * (warp + 1) / WARPS;
-    r.tile = r.begun = r.at = r.tiles = r.piece = 0;
+    r.tile = r.begun = r.left = r.piece = 0;
     r.p = 0;
     if (r.from == r.to) return r;
     const u32 parts = (a.cols + 255) / 256 * parts_of(a.layout);
     r.tile = r.from / parts;
-    r.begun = r.at = r.from - r.tile * parts;
+    r.begun = r.from - r.tile * parts;
     u32 local = r.tile;
     while (local >= a.piece[r.piece].tiles) local -= a.piece[r.piece++].tiles;
-    r.tiles = a.piece[r.piece].tiles - local;
-    r.p = a.piece[r.piece].w + ((u64)local * parts + r.at) * (tile_bytes(a.layout) / parts_of(a.layout));
+    const u32 before = local * parts + r.begun;
+    r.left = a.piece[r.piece].tiles * parts - before;
+    r.p = a.piece[r.piece].w + (u64)before * (tile_bytes(a.layout) / parts_of(a.layout));
     return r;
+}
+
+// Goes on by n tiles, of which the last may be its piece's last.
+__device__ __forceinline__ void advance(const Chain& c, Run& r, u32 n, u32 parts, u32 bytes) {
+    r.next += n;
+    r.p += n * bytes;
+    r.left -= n;
+    if (r.left == 0 && r.next < r.to) {
+        r.piece += 1;
+        r.left = c.product[r.product].piece[r.piece].tiles * parts;
+        r.p = c.product[r.product].piece[r.piece].w;
+    }
 }
 
 // Fetches the next tile to a place of the ring; one group of copies, also where there is none.
 template <int LAYOUT>
 __device__ __forceinline__ void fetch_next(const Chain& c, Run& r, u32 parts, u32 to) {
-    constexpr u32 bytes = Slots<LAYOUT>::bytes;
     if (r.next < r.to) {
         fetch<LAYOUT>(to, r.p, threadIdx.x & 31);
-        r.next += 1;
-        r.p += bytes;
-        r.at += 1;
-        if (r.at == parts && r.next < r.to) {
-            r.at = 0;
-            if (--r.tiles == 0) {
-                r.piece += 1;
-                r.tiles = c.product[r.product].piece[r.piece].tiles;
-                r.p = c.product[r.product].piece[r.piece].w;
-            }
-        }
+        advance(c, r, 1, parts, Slots<LAYOUT>::bytes);
     }
     commit();
 }
 
-// Places first..last of the ring, before anything is multiplied.
-template <int LAYOUT>
-__device__ __forceinline__ void fill_places(const Chain& c, Run& r, u32 ring_at, int first, int last) {
+// One stage of the ring's places.
+template <int LAYOUT, int STAGE>
+__device__ __forceinline__ void fill_places(const Chain& c, Run& r, u32 ring_at) {
+    constexpr int from = Slots<LAYOUT>::from[STAGE], n = Slots<LAYOUT>::from[STAGE + 1] - from, bytes = Slots<LAYOUT>::bytes;
     const u32 parts = (c.product[r.product].cols + 255) / 256 * Kind<LAYOUT>::parts;
+    if (n > 1 && r.next + n <= r.to && r.left >= n) {
+        // They stand one after another.
 #pragma unroll
-    for (int s = 0; s < Slots<LAYOUT>::count; ++s)
-        if (s >= first && s < last) fetch_next<LAYOUT>(c, r, parts, ring_at + s * Slots<LAYOUT>::bytes);
+        for (int s = 0; s < n; ++s) {
+            fetch<LAYOUT>(ring_at + (from + s) * bytes, r.p + s * bytes, threadIdx.x & 31);
+            commit();
+        }
+        advance(c, r, n, parts, bytes);
+        return;
+    }
+#pragma unroll 1
+    for (int s = 0; s < n; ++s) fetch_next<LAYOUT>(c, r, parts, ring_at + (from + s) * bytes);
 }
-__device__ __forceinline__ void fill(const Chain& c, Run& r, u32 ring_at, int first, int last) {
+template <int STAGE>
+__device__ __forceinline__ void fill(const Chain& c, Run& r, u32 ring_at) {
     const u32 layout = c.product[r.product].layout;
-    if (layout == FIRST) fill_places<FIRST>(c, r, ring_at, first, last);
+    if (layout == FIRST) fill_places<FIRST, STAGE>(c, r, ring_at);
 #ifdef SECOND
-    else fill_places<SECOND>(c, r, ring_at, first, last);
+    else fill_places<SECOND, STAGE>(c, r, ring_at);
 #endif
 }
 
 // Where 8 halves, the chunk-th of a row, stand in shared memory: [256 columns][half][step][t].
 __device__ __forceinline__ u32 place(u32 chunk) { return (chunk >> 5) * 256 + ((chunk >> 4) & 1) * 128 + (chunk & 3) * 32 + ((chunk >> 2) & 3) * 8; }
 
-// Keeps the sums of groups of activations, of which a lane has N from element e on, whose sum is `sum`: high and low halves, where the
-// lanes of project.cu's sums expect them.
-template <int LAYOUT, int N>
-__device__ __forceinline__ void keep_group(u16* sums, u32 e, float sum) {
-    constexpr u32 group = Kind<LAYOUT>::group, lanes = group / N;
-    if (!Kind<LAYOUT>::sums) return;
-#pragma unroll
-    for (u32 d = 1; d < lanes; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    if (threadIdx.x & (lanes - 1)) return;
-    const u32 number = (e & 255) / group, to = group == 16 || Kind<LAYOUT>::k_sums ? number : (number & 3) * 2 + (number >> 2);
-    u16* pair = sums + (e >> 8) * (Kind<LAYOUT>::sum_bytes / 2) + (to >> 1) * 4 + (to & 1);
-    pair[0] = float_to_half(sum);
-    pair[2] = float_to_half(sum - half_to_float(pair[0]));
-}
+// Keeps the sums of groups of activations, of which a lane has N from element e on: high and low halves, where the lanes of project.cu's
+// sums expect them.
 template <int N>
 __device__ __forceinline__ void keep_sums(u32 layout, u16* sums, u32 e, const u32* pairs) {
+    if (!OF(layout, sums)) return;
+    const u32 group = OF(layout, group);
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) sum += half_to_float((u16)pairs[i]) + half_to_float((u16)(pairs[i] >> 16));
-    if (layout == FIRST) keep_group<FIRST, N>(sums, e, sum);
-#ifdef SECOND
-    else keep_group<SECOND, N>(sums, e, sum);
-#endif
+#pragma unroll
+    for (u32 d = 1; d < 16 / N; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    if (group == 32) sum += __shfl_xor_sync(0xffffffffu, sum, 16 / N);
+    if (threadIdx.x & (group / N - 1)) return;
+    const u32 number = (e & 255) / group, to = group == 16 || OF(layout, k_sums) ? number : (number & 3) * 2 + (number >> 2);
+    u16* pair = sums + (e >> 8) * (OF(layout, sum_bytes) / 2) + (to >> 1) * 4 + (to & 1);
+    pair[0] = float_to_half(sum);
+    pair[2] = float_to_half(sum - half_to_float(pair[0]));
 }
 
 // A row of tiles, lane i holding row i of 16, to its planes.
@@ -272,12 +287,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_cons
     const u32 ring_at = (u32)__cvta_generic_to_shared((u8*)shared_bytes + warp * RING), xs_at = (u32)__cvta_generic_to_shared(xs), zeros_at = (u32)__cvta_generic_to_shared(zeros);
     allow_next();
     Run r = open_share(c, 0);
-    // A tile a warp at a time: all at once, they would hold up what attention reads and writes.
-    fill(c, r, ring_at, 0, 1);
+    // Attention, too, would be held up.
+    fill<0>(c, r, ring_at);
     arrived<0>();
-    fill(c, r, ring_at, 1, 2);
+    fill<1>(c, r, ring_at);
     arrived<0>();
-    fill(c, r, ring_at, 2, 4);
+    fill<2>(c, r, ring_at);
     if (threadIdx.x < 128) zeros[threadIdx.x] = 0;
     wait_previous();
 #pragma unroll 1
@@ -294,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_cons
                     const u32 i = base + k * THREADS + threadIdx.x;
                     v[k] = i * 8 < cols ? load_far(from + i * 8) : make_uint4(0, 0, 0, 0);
                 }
-                if (base == 0 && step > 0) fill(c, r, ring_at, 1, 4);
+                if (base == 0 && step > 0) fill<2>(c, r, ring_at);
 #pragma unroll
                 for (int k = 0; k < 5; ++k) {
                     const u32 i = base + k * THREADS + threadIdx.x;
@@ -331,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_cons
                 v[i] = mul4(v[i], post[i]);
                 sum = make_float4(sum.x, sum.y + dot4(v[i], v[i]), sum.z + dot4(v[i], x[i]), sum.w + dot4(x[i], x[i]));
             }
-            fill(c, r, ring_at, 1, 4);
+            fill<2>(c, r, ring_at);
             sum = sum_all(sum, partial);
             const float f = t.post ? rsqrtf(sum.x / (float)cols + t.post_eps) : 1.0f;
             const float squares = fmaxf(f * f * sum.y + 2.0f * f * sum.z + sum.w, 0.0f), g = rsqrtf(squares / (float)cols + t.eps);
@@ -356,12 +371,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_cons
         else multiply_share<SECOND>(c, r, ring_at, sums_of, zeros_at, xs_at, sums);
 #endif
         const Run done = r;
-        if (step + 1 < STEPS) r = open_share(c, step + 1), fill(c, r, ring_at, 0, 1);
+        if (step + 1 < STEPS) r = open_share(c, step + 1), fill<0>(c, r, ring_at);
         __syncthreads();
         join_cuts(c, done, sums_of);
         if (step + 1 == STEPS) break;
         // The tail waits where it has what it needs besides.
         arrive(c.arrived + (step == 2 ? 3 : step));
+        arrived<0>();
+        fill<1>(c, r, ring_at);
         if (step != 1) continue;
         wait_all(c.arrived + 1);
         const Product& a = c.product[2];
