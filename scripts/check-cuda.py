@@ -15,8 +15,8 @@ STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "stri
           "strict_pack.cu": ["panels.cuh", "pack.cu"]}
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 TUNED = ["sm_80", "sm_86", "sm_89", "sm_90a"]  # later ones compile; their registers have not been tuned
-# Columns of products: warps of a block, and on cards with 100 KB of shared memory (the usual choice of product.rs).
-WARPS = {1: (8, 8), 2: (8, 8), 4: (16, 8), 8: (16, 8), 16: (16, 4)}
+# Columns of products: warps of a block and tiles in the ring of each, and on cards with 100 KB of shared memory (the usual choice of product.rs).
+CREWS = {1: ((8, 3), (8, 3)), 2: ((8, 3), (8, 3)), 4: ((16, 4), (8, 3)), 8: ((16, 4), (8, 3)), 16: ((14, 3), (4, 2))}
 SMALL = ["sm_86", "sm_89", "sm_120"]
 WHEELS = ["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-cuobjdump==13.*"]
 
@@ -49,10 +49,10 @@ def compile(nvrtc, name, source, arch):
     return binary.raw
 
 
-def warps(define, arch):
-    """How many a product's block has on cards of an architecture (product.rs), as a line of its source."""
+def crew(define, arch):
+    """How many warps a product's block has on cards of an architecture, and tiles each (product.rs), as lines of its source."""
     columns = re.search(r"COLUMNS (\d+)$", define)
-    return f"\n#define WARPS {WARPS[int(columns[1])][arch in SMALL]}" if columns else ""
+    return "\n#define WARPS {}\n#define RING_TILES {}".format(*CREWS[int(columns[1])][arch in SMALL]) if columns else ""
 
 
 def is_hot(kernel):
@@ -70,7 +70,7 @@ def main():
     spills, compiled = [], 0
     # Q4_K or Q5_K beside Q6_K is what the K mixes have.
     kinds = [str(t) for t in range(8)] + ["3\n#define SIDE 5", "4\n#define SIDE 5"]
-    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in kinds for n in WARPS]
+    pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in kinds for n in CREWS]
     sources = [f"#define SOURCE {n}" for n in range(12)]
     types = [f"#define TYPE {t}" for t in range(2, 8)]
     caches = ["", "#define KV_Q8_0"]
@@ -80,7 +80,7 @@ def main():
     for path, define in work:
         name = os.path.basename(path)
         for arch in ARCHS:
-            binary = compile(nvrtc, name, define + warps(define, arch) + "\n" + text(HEADERS + (SERVING | STRICT).get(name, []) + [name]), arch)
+            binary = compile(nvrtc, name, define + crew(define, arch) + "\n" + text(HEADERS + (SERVING | STRICT).get(name, []) + [name]), arch)
             compiled += 1
             if "--digests" in sys.argv:
                 print(arch, name, repr(define), hashlib.sha256(binary).hexdigest())

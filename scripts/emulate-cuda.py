@@ -39,7 +39,7 @@ def blocks():
             open(values, "wb").write(array(f"{name}.f32"))
             for columns, warps, sanitizer in RUNS + (MORE if name in ("Q4_K", "Q6_K") else []):
                 program = os.path.join(folder, "program")
-                source = f'#define TYPE {layout}\n#define SIDE {layout}\n#define COLUMNS {columns}\n#define SOURCE {number}\n#define WARPS {warps}\n#define THREADS {32 * warps}\n#include "cuda.h"\n#include "ptx.h"\n'
+                source = f'#define TYPE {layout}\n#define SIDE {layout}\n#define COLUMNS {columns}\n#define SOURCE {number}\n#define WARPS {warps}\n#define RING_TILES 3\n#define THREADS {32 * warps}\n#include "cuda.h"\n#include "ptx.h"\n'
                 source += "".join(text(n) for n in ("common.cuh", "layout.cuh", "pack.cu", "tile.cuh", "project.cu")) + open(os.path.join(HERE, "project.cpp")).read()
                 path = program + ".cpp"
                 open(path, "w").write(source)

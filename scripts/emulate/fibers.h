@@ -67,6 +67,23 @@ inline void __syncthreads() {
 inline u32 (*exchange())[12] { return my_warp().slot[the_fiber->parity ^= 1]; }
 inline std::deque<std::vector<Copy>>& my_copies() { return the_fiber->copies; }
 
+// Bulk copies of the block by the barrier that tells of them; only its fibers see them.
+#include <map>
+struct NoLock {
+    void lock() {}
+    void unlock() {}
+};
+static NoLock bulk_lock;
+inline std::map<u32, Copy>& bulk_copies() {
+    static thread_local std::map<u32, Copy> copies;
+    return copies;
+}
+// Goes on after the other fibers had their turn.
+inline void let_others_run() {
+    the_fiber->waits = nullptr;
+    switch_stack(&the_fiber->stack_at, the_block->scheduler);
+}
+
 static void fiber_main() {
     the_block->kernel(the_block->args);
     Warp& warp = my_warp();

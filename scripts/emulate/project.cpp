@@ -44,11 +44,20 @@ int main(int, char** args) {
     srand(7);
     std::vector<uint4> x(16 * cols / 8);
     for (u32 i = 0; i < 16 * cols; ++i) ((u16*)x.data())[i] = float_to_half((float)(rand() % 2001 - 1000) / 700.0f);
+    std::vector<uint4> tiled((size_t)blocks * GROUP_ROWS * GROUP_ROW / 8);
+    for (u32 row = 0; row < 16; ++row)
+        for (u32 e = 0; e < cols; e += 32) {
+            u16* to = tile_row((u16*)tiled.data(), row, e);
+            float sum = 0;
+            for (u32 i = e; i < e + 32; ++i) sum += half_to_float(to[in_tile(i)] = ((u16*)x.data())[row * cols + i]);
+            put_sum(to, e, sum);
+        }
     for (int slices = 1; slices <= (blocks > 1 ? 2 : 1); ++slices)
         for (u32 grid = 1; grid <= (tiles < 3 ? tiles : 3); ++grid)
             for (int n = COLUMNS; n >= (COLUMNS + 1) / 2; n -= 3) {
                 const u32 most_blocks = (blocks + slices - 1) / slices, planes = slices == 1 ? 2 : slices;
-                const u32 shared = WARPS * Kind<TYPE>::stages * Kind<TYPE>::part_bytes + COLUMNS * (2 * WARPS * 64 + 64 + 32) + 528 + most_blocks * COLUMNS * (512 + Kind<TYPE>::sum_bytes);
+                const u32 fixed = WARPS * Kind<TYPE>::stages * Kind<TYPE>::part_bytes + WARPS * 1024 + 528;
+                const u32 shared = COLUMNS > 2 ? fixed + most_blocks * (COLUMNS * GROUP_ROW * 2 + 8) : fixed + COLUMNS * (64 + 32) + most_blocks * COLUMNS * (512 + Kind<TYPE>::sum_bytes);
                 std::vector<float> out((size_t)planes * n * rows, -1e30f);
                 // Two segments when the rows allow it, or a product of its own for the second.
                 Product a{}, side{};
@@ -69,7 +78,7 @@ int main(int, char** args) {
                 u32 ticket = 0;
                 const bool numbered = COLUMNS > 2 && grid == 3;
                 if (numbered) a.late = 1, a.less = slices == 1 ? blocks * Kind<TYPE>::parts : 1;
-                launch(grid, slices, shared, [&] { project(a, side, numbered ? &ticket : nullptr, (const u16*)x.data(), cols); });
+                launch(grid, slices, shared, [&] { project(a, side, numbered ? &ticket : nullptr, (const u16*)(COLUMNS > 2 ? tiled : x).data(), cols); });
                 for (int c = 0; c < n; ++c)
                     for (u32 r = 0; r < rows; ++r) {
                         double want = 0, size = 0, got = 0;

@@ -26,6 +26,16 @@ struct Copy { u8* to; const u8* from; int bytes; };
 static thread_local std::deque<std::vector<Copy>> groups(1);
 inline std::deque<std::vector<Copy>>& my_copies() { return groups; }
 
+// Bulk copies of the block by the barrier that tells of them.
+#include <map>
+#include <mutex>
+static std::mutex bulk_lock;
+inline std::map<u32, Copy>& bulk_copies() {
+    static std::map<u32, Copy> copies;
+    return copies;
+}
+inline void let_others_run() { std::this_thread::yield(); }
+
 // Runs a grid of blocks of THREADS threads, one block after another.
 template <class Kernel>
 void launch(unsigned gx, unsigned gy, unsigned shared, Kernel kernel) {

@@ -2,10 +2,11 @@
 
 use crate::chain::COUNTERS;
 use crate::gpu::{Gpu, Memory};
-use crate::launch::Activation;
+use crate::launch::{Activation, GROUP_ROW};
 use crate::many::SLOTS;
 use crate::product::{HEAD_PLANES, MOST_PLANES};
 use crate::program::{PART_BYTES, SMALL};
+use crate::weights::TILE_COLS;
 use muser_core::rotary::Rotary;
 use muser_core::{Buf, DeviceError, Lane, Model, Pass};
 
@@ -18,20 +19,26 @@ pub(crate) const TICKETS: usize = 1024;
 /// Parts of a row of logits, of each of which the largest is found.
 pub(crate) const BEST_PARTS: usize = 8;
 
-/// An activation as f32 and f16.
+/// An activation as f32 and f16, and as a group of rows leaves it.
 pub(crate) struct Act {
     f: Memory,
     h: Memory,
+    t: Memory,
 }
 
 impl Act {
     /// `floats` rows as f32, `rows` as f16.
     fn new(gpu: Option<&Gpu>, floats: usize, rows: usize, width: usize) -> Result<Self, DeviceError> {
-        Ok(Act { f: alloc(gpu, floats * width * 4)?, h: alloc(gpu, rows * width * 2)? })
+        let tiles = SMALL * width.div_ceil(TILE_COLS) * GROUP_ROW;
+        Ok(Act {
+            f: alloc(gpu, floats * width * 4)?,
+            h: alloc(gpu, rows * width * 2)?,
+            t: alloc(gpu, tiles * 2)?,
+        })
     }
 
     pub fn addresses(&self) -> Activation {
-        Activation { f: self.f.ptr, h: self.h.ptr }
+        Activation { f: self.f.ptr, h: self.h.ptr, t: self.t.ptr }
     }
 
     pub fn memory(&self) -> &Memory {

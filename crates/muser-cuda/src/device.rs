@@ -6,10 +6,10 @@ use crate::describe;
 use crate::fit::{self, Need};
 use crate::gpu::{Card, Gpu, failed};
 use crate::kv::{Kv, SPARED};
-use crate::launch::{Args, Halves, Left, Planes};
+use crate::launch::{Args, GROUP_ROW, Halves, Left, Planes};
 use crate::program::{Compiler, Key, Node, SMALL, Work, parts};
 use crate::strict;
-use crate::weights::{self, Weights};
+use crate::weights::{self, TILE_COLS, Weights};
 use cudarc::driver::{CudaGraph, sys};
 use muser_core::device::check_rows;
 use muser_core::{
@@ -253,6 +253,7 @@ impl CudaDevice {
                 let left = group.iter().flat_map(|node| &node.leaves).find(|(b, _)| *b == buf);
                 // A failed read shows as nothing; the next call of the device reports the card's error.
                 match left.map(|(_, left)| left) {
+                    Some(Left::Tiles(at)) => self.read_tiles(*at, count, width).unwrap_or_default(),
                     Some(Left::Halves(halves)) => self.read_halves(halves, count, width).unwrap_or_default(),
                     Some(Left::Planes(planes)) => self.read_planes(planes, count * width).unwrap_or_default(),
                     None => {
@@ -282,6 +283,18 @@ impl CudaDevice {
             }
         }
         Ok(sums)
+    }
+
+    /// `count` rows of what a group leaves.
+    fn read_tiles(&self, at: u64, count: usize, width: usize) -> Result<Vec<f32>, DeviceError> {
+        let mut bytes = vec![0u8; width.div_ceil(TILE_COLS) * SMALL * GROUP_ROW * 2];
+        self.gpu.download_at(at, &mut bytes)?;
+        let value = |row: usize, e: usize| {
+            let within = (e & 0x87) | (e & 0x18) << 2 | (e & 0x60) >> 2;
+            let i = ((e / TILE_COLS * SMALL + row) * GROUP_ROW + within) * 2;
+            half::f16::from_le_bytes([bytes[i], bytes[i + 1]]).to_f32()
+        };
+        Ok((0..count).flat_map(|row| (0..width).map(move |e| value(row, e))).collect())
     }
 
     /// `count` rows of f16.

@@ -5,7 +5,7 @@ use crate::launch::{Activation, Args, Planes};
 use crate::product::{ALONE, GROUP, MOST_PLANES, Product, Segment, Shape};
 use crate::program::{Compiler, Work};
 use crate::weights::{Layout, Matrix};
-use muser_core::DeviceError;
+use muser_core::{Buf, DeviceError};
 use std::ops::Range;
 
 const PROJECT: &str = "src/kernels/project.cu";
@@ -88,7 +88,7 @@ impl Compiler<'_> {
                 let ticket = if products[0].late > 0 { self.buffers.tickets.ptr + number } else { 0 };
                 let args =
                     Args::default().product(&products[0]).product(products.get(1).unwrap_or(&Product::NONE));
-                let args = args.ptr(ticket).ptr(x.at_row(first, cols).h).int(cols);
+                let args = args.ptr(ticket).ptr(x.at_row(first, cols)).int(cols);
                 let name = product_name(&together, shape.columns);
                 let grid = (shape.blocks, shape.slices, 1);
                 self.push_shared(steps.clone(), PROJECT, &name, grid, (shape.threads(), shape.shared), args)?;
@@ -114,9 +114,11 @@ impl Compiler<'_> {
         let b = self.buffers;
         let (n, ff) = (self.key.rows, gate.rows);
         let parts = [(gate, b.raw.gate.ptr), (up, b.raw.up.ptr)];
-        let left = self.multiply(steps.clone(), &parts, b.h.addresses(), n, MOST_PLANES)?;
-        let args = Args::default().planes(&left[0]).planes(&left[1]).long(n * ff);
-        let args = args.activation(&b.f.addresses());
-        self.push(steps, "src/kernels/norm.cu", "silu_mul", ((n * ff).div_ceil(1024), 1, 1), 256, args)
+        let left = self.multiply(steps.clone(), &parts, self.activation(&b.h), n, MOST_PLANES)?;
+        let f = self.activation(&b.f);
+        let args = Args::default().planes(&left[0]).planes(&left[1]).int(ff).activation(&f);
+        self.push(steps, "src/kernels/norm.cu", "silu_mul", (ff.div_ceil(1024), n, 1), 256, args)?;
+        self.leave_activation(Buf::F, &f, ff);
+        Ok(())
     }
 }

@@ -26,7 +26,7 @@ impl Args {
         self
     }
     pub fn activation(mut self, a: &Activation) -> Self {
-        self.0.push([a.f, a.h].iter().flat_map(|p| p.to_le_bytes()).collect());
+        self.0.push([a.f, a.h, a.t].iter().flat_map(|p| p.to_le_bytes()).collect());
         self
     }
     pub fn cache(mut self, c: &Cache) -> Self {
@@ -108,23 +108,36 @@ fn panels(m: &Panels, out: u64) -> Vec<u8> {
     [addresses.as_flattened(), words.as_flattened(), &m.scale.to_le_bytes()].concat()
 }
 
-/// Addresses of an activation: f32 and f16.
+/// Addresses of an activation: f32 and f16 rows, and tiles of f16 rows (kernels/common.cuh); 0 where it isn't wanted so.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Activation {
     pub f: u64,
     pub h: u64,
+    pub t: u64,
 }
 
+/// A row of 256 columns in tiles of rows, halves: mirror of kernels/common.cuh.
+pub(crate) const GROUP_ROW: usize = 288;
+
 impl Activation {
-    /// The same buffers from row `row` on; rows are `width` elements apart.
-    pub fn at_row(&self, row: usize, width: usize) -> Self {
-        let at = (row * width) as u64;
-        Activation { f: self.f + at * 4, h: self.h + at * 2 }
+    /// What a product of a few rows reads from row `row` on; rows are `width` elements wide.
+    pub fn at_row(&self, row: usize, width: usize) -> u64 {
+        if self.t != 0 { self.t + (row * GROUP_ROW * 2) as u64 } else { self.h + (row * width * 2) as u64 }
     }
 
-    /// Without its f32, which then is not written.
+    /// f16 rows alone.
     pub fn halves(&self) -> Self {
-        Activation { f: 0, ..*self }
+        Activation { h: self.h, ..Self::default() }
+    }
+
+    /// Tiles alone.
+    pub fn tiles(&self) -> Self {
+        Activation { t: self.t, ..Self::default() }
+    }
+
+    /// Rows alone.
+    pub fn rows(&self) -> Self {
+        Activation { t: 0, ..*self }
     }
 }
 
@@ -167,6 +180,8 @@ impl Halves {
 pub(crate) enum Left {
     Planes(Planes),
     Halves(Halves),
+    /// Tiles of rows, by address.
+    Tiles(u64),
 }
 
 /// One layer's cache, for all slots.

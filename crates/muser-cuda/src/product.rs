@@ -1,6 +1,6 @@
 //! How a product on a few rows is spread over the card: columns in shared memory, blocks, planes of partial sums.
 
-use crate::launch::Planes;
+use crate::launch::{GROUP_ROW, Planes};
 use crate::weights::{Layout, Matrix, TILE_COLS};
 
 /// Activation rows that one launch takes at most.
@@ -13,8 +13,16 @@ pub(crate) const HEAD_PLANES: usize = 4;
 /// Activation rows up to which blocks are many and small, and not numbered as they start.
 pub(crate) const ALONE: usize = 2;
 
-/// Warps of a block for one or two rows.
-const WARPS_ALONE: usize = 8;
+/// Warps of a block and the small tiles that each has on their way, for one or two rows, up to 8, and more: the first that leave room.
+const CREWS_ALONE: [Crew; 1] = [Crew { warps: 8, stages: 3 }];
+const CREWS_FEW: [Crew; 4] = [
+    Crew { warps: 16, stages: 4 },
+    Crew { warps: 16, stages: 3 },
+    Crew { warps: 8, stages: 3 },
+    Crew { warps: 4, stages: 3 },
+];
+const CREWS: [Crew; 3] =
+    [Crew { warps: 16, stages: 2 }, Crew { warps: 8, stages: 2 }, Crew { warps: 4, stages: 2 }];
 /// Blocks of 256 columns that a slice should hold at least: 19,968 columns, the release's widest row, then are in no more than
 /// [`MOST_PLANES`] slices, and weights are read once for all rows. Fewer warps leave more room for them.
 const LEAST_SLICE: usize = 7;
@@ -55,9 +63,10 @@ impl Shape {
         tiles: usize,
         planes: usize,
     ) -> Option<Self> {
-        let most = n.next_power_of_two().min(GROUP);
-        let mut columns = most;
-        while columns >= 1 {
+        let mut columns = n.next_power_of_two().min(GROUP);
+        // Groups leave their activations as tiles, which more columns take than those that stand alone.
+        let least = if columns > ALONE { 2 * ALONE } else { 1 };
+        while columns >= least {
             if let Some(shape) = Self::with(room, layouts, columns, cols, tiles, planes) {
                 return Some(shape);
             }
@@ -74,8 +83,8 @@ impl Shape {
         tiles: usize,
         planes: usize,
     ) -> Option<Self> {
-        let warps = warps(room, layouts, columns);
-        let (fixed, each) = shared(layouts, columns, warps);
+        let crew = crew(room, layouts, columns);
+        let (fixed, each) = shared(layouts, columns, crew);
         let all = cols.div_ceil(TILE_COLS);
         // Blocks of one multiprocessor hide each other's waits; groups want longer slices instead.
         let per = if columns <= 2 { 3 } else { 1 };
@@ -94,7 +103,7 @@ impl Shape {
             // wait for such a one to leave would be the last to end.
             let processors = room.processors - usize::from(room.processors >= 64);
             let blocks = (processors * per / slices).clamp(layouts.len(), tiles);
-            Some(Shape { columns, slices, blocks, warps, shared: fixed + most * each })
+            Some(Shape { columns, slices, blocks, warps: crew.warps, shared: fixed + most * each })
         })
     }
 
@@ -109,42 +118,59 @@ impl Shape {
     }
 }
 
-/// Warps of a block for at most so many rows on a card, for which kernels/project.cu is compiled there.
-pub(crate) fn warps(room: Room, layouts: &[Layout], columns: usize) -> usize {
-    if columns <= ALONE {
-        return WARPS_ALONE;
-    }
-    let holds = |warps: &usize| {
-        let (fixed, each) = shared(layouts, columns, *warps);
-        fixed + LEAST_SLICE * each <= room.block
-    };
-    [16, 8].into_iter().find(holds).unwrap_or(4)
+/// Warps of a block, and tiles in the ring of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Crew {
+    pub warps: usize,
+    pub stages: usize,
 }
 
-/// Bytes of shared memory, mirrors of kernels/project.cu: rings, partial sums and zeros; and activations with their sums for each 256 columns.
-fn shared(layouts: &[Layout], columns: usize, warps: usize) -> (usize, usize) {
-    let ring = layouts.iter().map(|l| warps * ring_bytes(*l, columns)).max().unwrap_or(0);
-    let sums = layouts.iter().map(|l| sum_bytes(*l, columns)).max().unwrap_or(0);
-    (ring + columns * (2 * warps * 64 + 64 + 32) + 528, columns * (TILE_COLS * 2 + sums))
+/// The crew of a block for at most so many rows on a card, for which kernels/project.cu is compiled there.
+pub(crate) fn crew(room: Room, layouts: &[Layout], columns: usize) -> Crew {
+    let crews: &[Crew] = match columns {
+        1 | ALONE => &CREWS_ALONE,
+        3..=8 => &CREWS_FEW,
+        _ => &CREWS,
+    };
+    let holds = |crew: &&Crew| {
+        let (fixed, each) = shared(layouts, columns, **crew);
+        fixed + LEAST_SLICE * each <= room.block
+    };
+    *crews.iter().find(holds).unwrap_or(&crews[crews.len() - 1])
+}
+
+/// Bytes of shared memory, mirrors of kernels/project.cu: rings, partial sums and zeros; and activations with their sums and a barrier for
+/// each 256 columns.
+fn shared(layouts: &[Layout], columns: usize, crew: Crew) -> (usize, usize) {
+    let most = |of: &dyn Fn(Layout) -> usize| layouts.iter().map(|l| of(*l)).max().unwrap_or(0);
+    let place = |layout| match columns {
+        1 | ALONE if layout != Layout::F16 => 128,
+        1..=8 => 512,
+        _ => 1024,
+    };
+    let warp = most(&|layout| ring_bytes(layout, crew.stages) + place(layout));
+    let fixed = crew.warps * warp + 528;
+    if columns > ALONE {
+        return (fixed, columns * GROUP_ROW * 2 + 8);
+    }
+    (fixed + columns * (64 + 32), columns * (TILE_COLS * 2 + most(&sum_bytes)))
 }
 
 /// Bytes of a warp's ring: tiles on their way, of F16 quarters.
-fn ring_bytes(layout: Layout, columns: usize) -> usize {
+fn ring_bytes(layout: Layout, stages: usize) -> usize {
     match layout {
         Layout::F16 => layout.tile_bytes(),
         Layout::Q8 | Layout::Q6K => 2 * layout.tile_bytes(),
-        _ if columns > 8 => 2 * layout.tile_bytes(),
-        _ => 3 * layout.tile_bytes(),
+        _ => stages * layout.tile_bytes(),
     }
 }
 
-/// Bytes of the sums of 256 activations.
-fn sum_bytes(layout: Layout, columns: usize) -> usize {
+/// Bytes of the sums of 256 activations of one or two rows.
+fn sum_bytes(layout: Layout) -> usize {
     match layout {
-        Layout::Q4K | Layout::Q5K => 32,
-        Layout::Q8 | Layout::Q4 | Layout::Iq4 if columns <= 2 => 32,
-        Layout::Q6K if columns <= 2 => 64,
-        _ => 0,
+        Layout::Q4K | Layout::Q5K | Layout::Q8 | Layout::Q4 | Layout::Iq4 => 32,
+        Layout::Q6K => 64,
+        Layout::F16 | Layout::Fp4 => 0,
     }
 }
 

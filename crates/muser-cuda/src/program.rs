@@ -1,12 +1,12 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
-use crate::buffers::Buffers;
+use crate::buffers::{Act, Buffers};
 use crate::chain::COUNTERS;
 use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
-use crate::product::{HEAD_PLANES, MOST_PLANES};
+use crate::product::{ALONE, HEAD_PLANES, MOST_PLANES};
 use crate::weights::{Matrix, TILE_ROWS, Weights};
 use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
@@ -181,19 +181,19 @@ impl<'a> Compiler<'a> {
                 let from = if *from == Buf::P { self.left(Buf::P) } else { Planes::one(b.x.ptr) };
                 let args =
                     Args::default().planes(&from).ptr(self.weights.vector(*weight)?).int(hidden).float(*eps);
-                let args = args.activation(&self.activation(b.h.addresses()));
+                let args = args.activation(&self.activation(&b.h));
                 self.push(i..i + 1, NORM, "rms_norm", (n, 1, 1), 1024, args)?;
-                self.leave_h(hidden);
+                self.leave_activation(Buf::H, &self.activation(&b.h), hidden);
                 Ok(1)
             }
             Op::Project { from, outs } => {
                 let x = match from {
-                    Buf::H => b.h.addresses(),
-                    Buf::A => b.a.addresses(),
-                    Buf::F => b.f.addresses(),
+                    Buf::H => self.activation(&b.h),
+                    Buf::A => self.activation(&b.a),
+                    Buf::F => self.activation(&b.f),
                     Buf::Features => {
                         let width = self.model.plans.width(plan.pass, Buf::Features);
-                        let x = self.activation(b.picked.addresses());
+                        let x = self.activation(&b.picked);
                         let args =
                             Args::default().ptr(b.rows.ptr).ptr(b.features.ptr).int(width).activation(&x);
                         self.push(i..i + 1, NORM, "pick_features", (n, 1, 1), 1024, args)?;
@@ -293,7 +293,7 @@ impl<'a> Compiler<'a> {
                 let args = if self.large() { Args::default().ptr(p.ptr) } else { Args::default().planes(&p) };
                 let args = args.ptr(weight).float(eps).ptr(b.x.ptr);
                 let args = args.ptr(self.weights.vector(after.0)?).float(after.1).int(hidden);
-                let h = b.h.addresses();
+                let h = self.activation(&b.h);
                 let args = if self.large() { args.ptr(h.h) } else { args.activation(&h) };
                 let features = capture.map_or(0, |index| b.features.ptr + (index * hidden * 4) as u64);
                 let args = args.ptr(b.rows.ptr).ptr(features);
@@ -305,7 +305,7 @@ impl<'a> Compiler<'a> {
                     ("tail", hidden.div_ceil(8).next_multiple_of(32))
                 };
                 self.push(steps.clone(), NORM, name, (n, 1, 1), threads, args)?;
-                self.leave_h(hidden);
+                self.leave_activation(Buf::H, &h, hidden);
                 Ok(steps.len())
             }
             Op::GateUp { gate, up } => {
@@ -369,15 +369,24 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// What a pass writes of an activation: many rows leave f16 alone.
-    fn activation(&self, a: Activation) -> Activation {
-        if self.large() { a.halves() } else { a }
+    /// What a pass writes and reads of an activation: many rows f16 alone, groups tiles.
+    pub(crate) fn activation(&self, act: &Act) -> Activation {
+        let a = act.addresses();
+        if self.large() {
+            a.halves()
+        } else if self.key.rows > ALONE || self.key.even {
+            a.tiles()
+        } else {
+            a.rows()
+        }
     }
 
-    /// Notes that the last launch left a normed activation.
-    fn leave_h(&mut self, hidden: usize) {
-        if self.large() {
-            self.leave(&[(Buf::H, Left::Halves(Halves::rows(self.buffers.h.addresses().h, hidden)))]);
+    /// Notes as what the last launch left an activation, `width` elements a row.
+    pub(crate) fn leave_activation(&mut self, buf: Buf, a: &Activation, width: usize) {
+        if a.t != 0 {
+            self.leave(&[(buf, Left::Tiles(a.t))]);
+        } else if a.f == 0 {
+            self.leave(&[(buf, Left::Halves(Halves::rows(a.h, width)))]);
         }
     }
 
@@ -385,12 +394,12 @@ impl<'a> Compiler<'a> {
         let b = self.buffers;
         let (n, logits) = (self.key.logits, b.logits.ptr);
         const NORM: &str = "src/kernels/norm.cu";
-        let mut x = b.h.addresses();
+        let mut x = self.activation(&b.h);
         if n < self.key.rows {
             // Rows that ask, in the order of their logits.
-            let args = Args::default().ptr(b.rows.ptr).ptr(x.h).int(m.cols);
-            x = b.picked.addresses();
-            self.push(steps.clone(), NORM, "gather", (self.key.rows, 1, 1), 1024, args.ptr(x.h))?;
+            let args = Args::default().ptr(b.rows.ptr).activation(&x).int(m.cols);
+            x = self.activation(&b.picked);
+            self.push(steps.clone(), NORM, "gather", (self.key.rows, 1, 1), 1024, args.activation(&x))?;
         }
         let mut left = Planes::one(logits);
         if n <= SMALL {
@@ -456,7 +465,7 @@ impl<'a> Compiler<'a> {
         const FILE: &str = "src/kernels/decode.cu";
         let b = self.buffers;
         let g = &plan.geometry;
-        let (n, cache, out) = (self.key.rows, self.kv.cache(index), b.a.addresses());
+        let (n, cache, out) = (self.key.rows, self.kv.cache(index), self.activation(&b.a));
         let block = usize::from(mask == Mask::Block);
         let gate = if gated { self.left(Buf::G) } else { Planes::default() };
         let most = if cache.window > 0 { splits(cache.window, self.key.even) } else { self.key.splits };
@@ -466,6 +475,7 @@ impl<'a> Compiler<'a> {
         let grid = (splits, g.kv_heads, n);
         let name = self.kv.kernel("attend_few");
         self.push_shared(steps.clone(), FILE, &name, grid, (256, self.kv.shared_few()), args)?;
+        self.leave_activation(Buf::A, &out, g.q_width());
         if splits == 1 {
             return Ok(());
         }

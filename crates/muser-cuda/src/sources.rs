@@ -3,7 +3,7 @@
 use crate::chain;
 use crate::few::product_name;
 use crate::kv::suffix;
-use crate::product::{Room, warps};
+use crate::product::{Crew, Room, crew};
 use crate::stream::has_kernel;
 use crate::strict;
 use crate::weights::{Layout, source};
@@ -89,9 +89,11 @@ pub(crate) fn sources(
     let programs = variants.map(|(layouts, columns)| {
         let name = product_name(layouts, columns);
         let mut kernels = vec![("project", name.clone())];
-        let warps = warps(room, layouts, columns);
-        let mut defines =
-            format!("#define TYPE {}\n#define COLUMNS {columns}\n#define WARPS {warps}", layouts[0] as i32);
+        let Crew { warps, stages } = crew(room, layouts, columns);
+        let mut defines = format!(
+            "#define TYPE {}\n#define COLUMNS {columns}\n#define WARPS {warps}\n#define RING_TILES {stages}",
+            layouts[0] as i32
+        );
         match layouts.get(1) {
             Some(side) => defines += &format!("\n#define SIDE {}", *side as i32),
             None if columns == 1 => kernels.push(("widen", format!("widen_{}", layouts[0].name()))),

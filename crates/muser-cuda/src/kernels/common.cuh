@@ -41,11 +41,60 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
 __device__ __forceinline__ u32 twice_low(u32 a) { return __byte_perm(a, a, 0x1010); }
 __device__ __forceinline__ u32 twice_high(u32 a) { return __byte_perm(a, a, 0x3232); }
 
-// An activation as products and observers take it; without f32 (null) where many rows pass.
+// An activation as products and observers take it; null what is not wanted: f32 and f16 rows for one or two rows, `t` for 3 to 32,
+// f16 rows for more.
 struct Activation {
     float* f;
-    u16* h;
+    u16 *h, *t;
 };
+
+// `t`: by 256 columns, GROUP_ROWS rows of GROUP_ROW halves, so that a product copies what it takes of some columns as it stands: values as the
+// lanes of tile.cuh read them, [half][step][t] 8; then sums of groups of 32 columns, each as two halves, its own and what it lacks:
+// pairs of the first, pairs of the second by turns. Rows meet all banks of shared memory by what is left over.
+#define GROUP_ROWS 32
+#define GROUP_ROW 288
+__device__ __forceinline__ u16* tile_row(u16* t, u32 row, u32 e) { return t + ((e >> 8) * GROUP_ROWS + row) * GROUP_ROW; }
+__device__ __forceinline__ u32 in_tile(u32 e) { return (e & 0x87) | (e & 0x18) << 2 | (e & 0x60) >> 2; }
+__device__ __forceinline__ void put_sum(u16* tile_row, u32 e, float sum) {
+    u16* to = tile_row + 256 + ((e >> 6) & 3) * 4 + ((e >> 5) & 1);
+    to[0] = float_to_half(sum);
+    to[2] = float_to_half(sum - half_to_float(to[0]));
+}
+__device__ __forceinline__ float sum_halves(uint2 w) {
+    return (half_to_float((u16)w.x) + half_to_float((u16)(w.x >> 16))) + (half_to_float((u16)w.y) + half_to_float((u16)(w.y >> 16)));
+}
+// Four values from element e on of a row of n; the lanes of a warp stand one after another, and all take part.
+__device__ __forceinline__ void put4(const Activation& to, u32 row, u32 e, u32 n, float4 v) {
+    const uint2 w = e < n ? make_uint2(floats_to_half2(v.x, v.y), floats_to_half2(v.z, v.w)) : make_uint2(0, 0);
+    if (to.t) {
+        float sum = sum_halves(w);
+#pragma unroll
+        for (int d = 1; d < 8; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        if (e >= n) return;
+        u16* at = tile_row(to.t, row, e);
+        *(uint2*)(at + in_tile(e)) = w;
+        if ((threadIdx.x & 7) == 0) put_sum(at, e, sum);
+        return;
+    }
+    if (e >= n) return;
+    if (to.f) *(float4*)(to.f + (u64)row * n + e) = v;
+    *(uint2*)(to.h + (u64)row * n + e) = w;
+}
+// The same, one value.
+__device__ __forceinline__ void put1(const Activation& to, u32 row, u32 e, u32 n, float v) {
+    const u16 w = e < n ? float_to_half(v) : (u16)0;
+    if (to.t) {
+        const float sum = warp_sum(half_to_float(w));
+        if (e >= n) return;
+        u16* at = tile_row(to.t, row, e);
+        at[in_tile(e)] = w;
+        if ((threadIdx.x & 31) == 0) put_sum(at, e, sum);
+        return;
+    }
+    if (e >= n) return;
+    if (to.f) to.f[(u64)row * n + e] = v;
+    to.h[(u64)row * n + e] = w;
+}
 
 // What a product on many rows leaves: f16, rows `stride` elements apart.
 struct Halves {

@@ -56,11 +56,10 @@ __device__ __forceinline__ Span span(const Row& row, const Cache& cache, int blo
     return Span{(int)first, (int)last, chunks, chunks < splits ? chunks : splits};
 }
 
-__device__ __forceinline__ void leave(const Activation& out, u64 at, float4 x, float inv, bool gated, float4 gate) {
+__device__ __forceinline__ float4 gated_by(float4 x, float inv, bool gated, float4 gate) {
     x = make_float4(x.x * inv, x.y * inv, x.z * inv, x.w * inv);
     if (gated) x = make_float4(x.x / (1.0f + __expf(-gate.x)), x.y / (1.0f + __expf(-gate.y)), x.z / (1.0f + __expf(-gate.z)), x.w / (1.0f + __expf(-gate.w)));
-    *(float4*)(out.f + at) = x;
-    *(uint2*)(out.h + at) = make_uint2(floats_to_half2(x.x, x.y), floats_to_half2(x.z, x.w));
+    return x;
 }
 
 // grid: (blocks among which a row's keys are split at most, kv_heads, rows), 256 threads. partial: parts by row, KV head and block, of
@@ -407,21 +406,44 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
     }
     __syncthreads();
     float* mine = partial + ((u64)(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * PART;
+    float* const halves = (float*)(shared + P_AT);   // sums of 16 dimensions: half of what a product takes as a group
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int head = g + 8 * r;
-        if (head >= group) continue;
-        const float all = of_warps(tops, head, true);
-        const float4 found = make_float4(o[0][0][2 * r] + o[1][0][2 * r], o[0][1][2 * r] + o[1][1][2 * r], o[0][0][2 * r + 1] + o[1][0][2 * r + 1], o[0][1][2 * r + 1] + o[1][1][2 * r + 1]);
-        if (whole) {
-            float4 gates = floats(SPARE(r, 0));
+        float of_lane = 0.0f;
+        if (head < group) {
+            const float all = of_warps(tops, head, true);
+            const float4 found = make_float4(o[0][0][2 * r] + o[1][0][2 * r], o[0][1][2 * r] + o[1][1][2 * r], o[0][0][2 * r + 1] + o[1][0][2 * r + 1], o[0][1][2 * r + 1] + o[1][1][2 * r + 1]);
+            if (whole) {
+                float4 gates = floats(SPARE(r, 0));
 #pragma unroll 1
-            for (int i = 1; i < gate.count; ++i) gates = add4(gates, i == 1 ? floats(SPARE(r, 1)) : *(const float4*)(gate.p + out_at(r) + i * gate.stride));
-            leave(out, out_at(r), found, 1.0f / all, gated, gates);
-        } else {
-            *(float4*)(mine + head * HD + warp * 16 + t * 4) = found;
-            if (warp == 0 && t == 0) *(float2*)(mine + 16 * HD + 2 * head) = make_float2(max[r], all);
+                for (int i = 1; i < gate.count; ++i) gates = add4(gates, i == 1 ? floats(SPARE(r, 1)) : *(const float4*)(gate.p + out_at(r) + i * gate.stride));
+                const float4 x = gated_by(found, 1.0f / all, gated, gates);
+                const uint2 w = make_uint2(floats_to_half2(x.x, x.y), floats_to_half2(x.z, x.w));
+                if (out.t) {
+                    const u32 e = (blockIdx.y * group + head) * HD + warp * 16 + t * 4;
+                    *(uint2*)(tile_row(out.t, blockIdx.z, e) + in_tile(e)) = w;
+                    of_lane = sum_halves(w);
+                } else {
+                    *(float4*)(out.f + out_at(r)) = x;
+                    *(uint2*)(out.h + out_at(r)) = w;
+                }
+            } else {
+                *(float4*)(mine + head * HD + warp * 16 + t * 4) = found;
+                if (warp == 0 && t == 0) *(float2*)(mine + 16 * HD + 2 * head) = make_float2(max[r], all);
+            }
         }
+        if (whole && out.t) {
+            of_lane += __shfl_xor_sync(0xffffffffu, of_lane, 1);
+            of_lane += __shfl_xor_sync(0xffffffffu, of_lane, 2);
+            if (t == 0 && head < group) halves[head * 8 + warp] = of_lane;
+        }
+    }
+    if (!whole || !out.t) return;
+    __syncthreads();
+    if ((int)threadIdx.x < group * 4) {
+        const u32 e = blockIdx.y * group * HD + threadIdx.x * 32;
+        put_sum(tile_row(out.t, blockIdx.z, e), e, halves[2 * threadIdx.x] + halves[2 * threadIdx.x + 1]);
     }
 }
 
@@ -464,5 +486,5 @@ extern "C" __global__ void __launch_bounds__(128) attend_join(const Row* rows, c
     __syncthreads();
     if (warp > 0) return;
     all = add4(add4(found[0][lane], found[1][lane]), add4(found[2][lane], found[3][lane]));
-    leave(out, at, all, 1.0f / (sums[0] + sums[1] + sums[2] + sums[3]), gate.p != 0, gates);
+    put4(out, blockIdx.y, head * HD + lane * 4, heads * HD, gated_by(all, 1.0f / (sums[0] + sums[1] + sums[2] + sums[3]), gate.p != 0, gates));
 }

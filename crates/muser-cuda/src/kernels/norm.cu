@@ -1,20 +1,8 @@
-// Embedding, RMS norms and the tails between blocks; each leaves f32 and the f16 that the next product takes.
+// Embedding, RMS norms and the tails between blocks; each leaves what the next product takes (Activation in common.cuh).
 // Layout: one block of 1024 threads a row; a row stays in registers (at most 8 values a thread).
 // Bytes: a few rows of activations. Operations: two sums of squares.
 // Latency binds: the kernels after it fetch their weights meanwhile.
 #define PER_THREAD 8
-
-// Writes `h`. Threads hold element i * 1024 + threadIdx.x in v[i].
-__device__ __forceinline__ void emit(const float* v, u32 n, u64 at, const Activation& h) {
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-        u32 e = i * 1024 + threadIdx.x;
-        if (e < n) {
-            if (h.f) h.f[at + e] = v[i];
-            h.h[at + e] = float_to_half(v[i]);
-        }
-    }
-}
 
 // Adds the planes after the first.
 __device__ __forceinline__ void add_planes(float* v, const Planes& p, u64 at, u32 n) {
@@ -75,9 +63,8 @@ extern "C" __global__ void __launch_bounds__(1024) rms_norm(const Planes from, c
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
         u32 e = i * 1024 + threadIdx.x;
-        if (e < n) v[i] = v[i] * f * weight[e];
+        put1(h, blockIdx.x, e, n, e < n ? v[i] * f * weight[e] : 0.0f);
     }
-    emit(v, n, at, h);
 }
 
 __device__ __forceinline__ float4 fours_at(const float* p, u32 e, u32 n) { return e < n ? *(const float4*)(p + e) : make_float4(0, 0, 0, 0); }
@@ -89,11 +76,15 @@ __device__ __forceinline__ float rms_fours(const float4* v, u32 n, float eps, fl
     return rsqrtf(block_sum(sum, shared) / (float)n + eps);
 }
 
+__device__ __forceinline__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+__device__ __forceinline__ float4 mul4(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
+__device__ __forceinline__ float4 scale4(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
+
 // x += rms(p) * post (post null: x += p); h = rms(x) * next; features get x where a capture stands. grid: (rows), a thread for each eight
-// values, four at once.
+// values, four at once. The squares of x are those of p * post and x before and their products, so one sum of a block tells both norms.
 extern "C" __global__ void __launch_bounds__(1024) tail(const Planes p, const float* post, float post_eps, float* x, const float* next, float eps, u32 n,
                                                          const Activation h, const Row* rows, float* features, u32 feature_stride) {
-    __shared__ float shared[33];
+    __shared__ float4 shared[32];
     allow_next();
     const u64 at = (u64)blockIdx.x * n;
     // Weights are there before the kernels ahead are done.
@@ -105,13 +96,13 @@ extern "C" __global__ void __launch_bounds__(1024) tail(const Planes p, const fl
         after[i] = fours_at(next, e, n);
     }
     wait_previous();
+    // Four planes are on their way at once.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const u32 e = (i * blockDim.x + threadIdx.x) * 4;
         v[i] = fours_at(p.p + at, e, n);
         w[i] = fours_at(x + at, e, n);
     }
-    // Three planes are on their way at once.
 #pragma unroll 1
     for (int k = 1; k < p.count; k += 3) {
         float4 more[3][2];
@@ -124,25 +115,32 @@ extern "C" __global__ void __launch_bounds__(1024) tail(const Planes p, const fl
 #pragma unroll
             for (int i = 0; i < 2; ++i) v[i] = add4(v[i], more[j][i]);
     }
-    float f = post ? rms_fours<2>(v, n, post_eps, shared) : 1.0f;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        sum.x += dot4(v[i], v[i]);
+        v[i] = mul4(v[i], before[i]);
+        sum.y += dot4(v[i], v[i]);
+        sum.z += dot4(v[i], w[i]);
+        sum.w += dot4(w[i], w[i]);
+    }
+    const u32 lane = threadIdx.x & 31;
+    sum = make_float4(warp_sum(sum.x), warp_sum(sum.y), warp_sum(sum.z), warp_sum(sum.w));
+    if (lane == 0) shared[threadIdx.x >> 5] = sum;
+    __syncthreads();
+    sum = lane < blockDim.x >> 5 ? shared[lane] : make_float4(0, 0, 0, 0);
+    sum = make_float4(warp_sum(sum.x), warp_sum(sum.y), warp_sum(sum.z), warp_sum(sum.w));
+    const float f = post ? rsqrtf(sum.x / (float)n + post_eps) : 1.0f;
+    const float g = rsqrtf(fmaxf(f * f * sum.y + 2.0f * f * sum.z + sum.w, 0.0f) / (float)n + eps);
     float* kept = features ? features + (u64)rows[blockIdx.x].feature * feature_stride : 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const u32 e = (i * blockDim.x + threadIdx.x) * 4;
-        const float4 b = before[i];
-        v[i] = make_float4(v[i].x * f * b.x + w[i].x, v[i].y * f * b.y + w[i].y, v[i].z * f * b.z + w[i].z, v[i].w * f * b.w + w[i].w);
+        v[i] = add4(scale4(v[i], f), w[i]);
+        put4(h, blockIdx.x, e, n, mul4(scale4(v[i], g), after[i]));
         if (e >= n) continue;
         *(float4*)(x + at + e) = v[i];
         if (kept) *(float4*)(kept + e) = v[i];
-    }
-    f = rms_fours<2>(v, n, eps, shared);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const u32 e = (i * blockDim.x + threadIdx.x) * 4;
-        if (e >= n) continue;
-        const float4 b = after[i], y = make_float4(v[i].x * f * b.x, v[i].y * f * b.y, v[i].z * f * b.z, v[i].w * f * b.w);
-        if (h.f) *(float4*)(h.f + at + e) = y;
-        *(uint2*)(h.h + at + e) = make_uint2(floats_to_half2(y.x, y.y), floats_to_half2(y.z, y.w));
     }
 }
 
@@ -187,30 +185,28 @@ extern "C" __global__ void __launch_bounds__(256, 2) tail_rows(const float* p, c
 extern "C" __global__ void __launch_bounds__(1024) pick_features(const Row* rows, const float* features, u32 n, const Activation out) {
     allow_next();
     wait_previous();
-    u64 from = (u64)rows[blockIdx.x].feature * n, at = (u64)blockIdx.x * n;
-    for (u32 e = threadIdx.x; e < n; e += 1024) {
-        float v = features[from + e];
-        if (out.f) out.f[at + e] = v;
-        out.h[at + e] = float_to_half(v);
-    }
+    const float* from = features + (u64)rows[blockIdx.x].feature * n;
+    for (u32 e = threadIdx.x; (e & ~31u) < n; e += 1024) put1(out, blockIdx.x, e, n, e < n ? from[e] : 0.0f);
 }
 
-// f = silu(g) * u. grid: ceil(n / 1024) blocks of 256, four values each.
-extern "C" __global__ void silu_mul(const Planes g, const Planes u, u64 n, const Activation out) {
+// f = silu(g) * u, rows of n values. grid: (ceil(n / 1024), rows), 256 threads, four values each.
+extern "C" __global__ void silu_mul(const Planes g, const Planes u, u32 n, const Activation out) {
     allow_next();
     wait_previous();
-    u64 i = ((u64)blockIdx.x * 256 + threadIdx.x) * 4;
-    if (i >= n) return;
-    // Two planes of both are on their way at once.
-    float4 a = *(const float4*)(g.p + i), b = *(const float4*)(u.p + i);
-    const float4 zero = make_float4(0, 0, 0, 0), c = g.count > 1 ? *(const float4*)(g.p + i + g.stride) : zero, d = u.count > 1 ? *(const float4*)(u.p + i + u.stride) : zero;
-    a = add4(a, c);
-    b = add4(b, d);
-    for (int k = 2; k < g.count; ++k) a = add4(a, *(const float4*)(g.p + i + k * g.stride));
-    for (int k = 2; k < u.count; ++k) b = add4(b, *(const float4*)(u.p + i + k * u.stride));
-    float4 v = make_float4(a.x / (1.0f + __expf(-a.x)) * b.x, a.y / (1.0f + __expf(-a.y)) * b.y, a.z / (1.0f + __expf(-a.z)) * b.z, a.w / (1.0f + __expf(-a.w)) * b.w);
-    *(float4*)(out.f + i) = v;
-    *(uint2*)(out.h + i) = make_uint2(floats_to_half2(v.x, v.y), floats_to_half2(v.z, v.w));
+    const u32 e = (blockIdx.x * 256 + threadIdx.x) * 4;
+    const u64 i = (u64)blockIdx.y * n + e;
+    float4 v = make_float4(0, 0, 0, 0);
+    if (e < n) {
+        // Two planes of both are on their way at once.
+        float4 a = *(const float4*)(g.p + i), b = *(const float4*)(u.p + i);
+        const float4 zero = make_float4(0, 0, 0, 0), c = g.count > 1 ? *(const float4*)(g.p + i + g.stride) : zero, d = u.count > 1 ? *(const float4*)(u.p + i + u.stride) : zero;
+        a = add4(a, c);
+        b = add4(b, d);
+        for (int k = 2; k < g.count; ++k) a = add4(a, *(const float4*)(g.p + i + k * g.stride));
+        for (int k = 2; k < u.count; ++k) b = add4(b, *(const float4*)(u.p + i + k * u.stride));
+        v = make_float4(a.x / (1.0f + __expf(-a.x)) * b.x, a.y / (1.0f + __expf(-a.y)) * b.y, a.z / (1.0f + __expf(-a.z)) * b.z, a.w / (1.0f + __expf(-a.w)) * b.w);
+    }
+    put4(out, blockIdx.y, e, n, v);
 }
 
 // The same for many rows of n values. grid: (rows, ceil(n / 2048)), 256 threads, eight values each.
@@ -241,13 +237,21 @@ extern "C" __global__ void scale_cap(const Planes l, u64 n, float scale, float c
 }
 
 // Rows that ask for logits, in the order of their logits. grid: (batch), 1024 threads.
-extern "C" __global__ void __launch_bounds__(1024) gather(const Row* rows, const u16* h, u32 n, u16* out) {
+extern "C" __global__ void __launch_bounds__(1024) gather(const Row* rows, const Activation from, u32 n, const Activation out) {
     allow_next();
     wait_previous();
-    int to = rows[blockIdx.x].logit;
+    const int to = rows[blockIdx.x].logit;
     if (to < 0) return;
-    u64 from = (u64)blockIdx.x * n, at = (u64)to * n;
-    for (u32 e = threadIdx.x; e < n; e += 1024) out[at + e] = h[from + e];
+    if (out.t) {
+        // Words of tiles' rows.
+        const u32 all = (n + 255) / 256 * (GROUP_ROW / 2);
+        for (u32 i = threadIdx.x; i < all; i += 1024) {
+            const u32 e = i / (GROUP_ROW / 2) * 256, at = i % (GROUP_ROW / 2);
+            ((u32*)tile_row(out.t, to, e))[at] = ((const u32*)tile_row(from.t, blockIdx.x, e))[at];
+        }
+        return;
+    }
+    for (u32 e = threadIdx.x; e < n; e += 1024) out.h[(u64)to * n + e] = from.h[(u64)blockIdx.x * n + e];
 }
 
 // The largest logit of each part of a row and its index, the lowest among equals. grid: (rows, parts), 1024 threads.

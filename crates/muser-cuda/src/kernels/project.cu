@@ -46,9 +46,14 @@ struct Cursor {
 __device__ __forceinline__ const u8* start_of(const Product& a, int s) { return s == 0 ? a.seg[0].w : s == 1 ? a.seg[1].w : s == 2 ? a.seg[2].w : a.seg[3].w; }
 __device__ __forceinline__ u32 tiles_of(const Product& a, int s) { return s == 0 ? a.seg[0].tiles : s == 1 ? a.seg[1].tiles : s == 2 ? a.seg[2].tiles : a.seg[3].tiles; }
 
-// Sums of a row of tiles, of which begin..end were multiplied, to their planes. Lane i holds sum i, i + 32, ... of [column][16 rows].
-__device__ __forceinline__ void write(const Product& a, u32 slice, u32 tile, bool starts, bool ends, const float* sums) {
-    const int lane = threadIdx.x & 31;
+// Sums of a row of tiles that a lane has: as products leave them, or, where they were spread, v[0][0] of row g + 8 * (t >> 1) and column
+// t & 1.
+struct Sums {
+    float v[NT][4];
+};
+template <bool SPREAD>
+__device__ __forceinline__ void write(const Product& a, u32 slice, u32 tile, bool starts, bool ends, const Sums& sums) {
+    const u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u32 local = tile;
     int s = 0;
 #pragma unroll
@@ -59,37 +64,39 @@ __device__ __forceinline__ void write(const Product& a, u32 slice, u32 tile, boo
     const u32 rows = s == 0 ? a.seg[0].rows : s == 1 ? a.seg[1].rows : s == 2 ? a.seg[2].rows : a.seg[3].rows;
     const u32 stride = s == 0 ? a.seg[0].stride : s == 1 ? a.seg[1].stride : s == 2 ? a.seg[2].stride : a.seg[3].stride;
     const float scale = s == 0 ? a.seg[0].scale : s == 1 ? a.seg[1].scale : s == 2 ? a.seg[2].scale : a.seg[3].scale;
+    base += a.slices > 1 ? slice * plane : starts ? 0 : plane;
+    const bool alone = a.slices == 1 && starts && ends;
+    const u32 row = local * 16 + g + (SPREAD ? 8 * (t >> 1) : 0), col = SPREAD ? t & 1 : 2 * t;
 #pragma unroll
-    for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i) {
-        u32 at = i * 32 + lane, row = local * 16 + (at & 15), c = at >> 4;
-        if (row >= rows || c >= (u32)a.n) continue;
-        float* out = base + (u64)c * stride + row;
-        float v = sums[i] * scale;
-        if (a.slices > 1) {
-            out[slice * plane] = v;
-        } else {
-            out[starts ? 0 : plane] = v;
-            if (starts && ends) out[plane] = 0.0f;
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < (SPREAD ? 1 : 4); ++i) {
+            const u32 r = row + 8 * (i >> 1), c = n * 8 + col + (i & 1);
+            if (r >= rows || c >= (u32)a.n) continue;
+            float* out = base + (u64)c * stride + r;
+            *out = sums.v[n][i] * scale;
+            if (alone) out[plane] = 0.0f;
         }
-    }
 }
 
-// Block `block` of a product. Shared: rings, partial sums, zeros, activations, group sums (see Shape in
-// product.rs).
+// Block `block` of a product. Shared: rings, partial sums, zeros, activations with their groups' sums, barriers (see Shape in product.rs).
 template <int LAYOUT>
 __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x_stride, const u32 block, const u32 slice) {
+    constexpr bool tiled = COLUMNS > 2;   // activations come as Activation::t
     constexpr int STAGES = Kind<LAYOUT>::stages, PARTS = Kind<LAYOUT>::parts, PART_BYTES = Kind<LAYOUT>::part_bytes, SUM_BYTES = Kind<LAYOUT>::sum_bytes;
     constexpr bool spread = Kind<LAYOUT>::spread;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u8* ring = (u8*)shared_bytes + warp * STAGES * PART_BYTES;
     float* sums_of = (float*)((u8*)shared_bytes + WARPS * STAGES * PART_BYTES);
-    u32* zeros = (u32*)(sums_of + 2 * WARPS * 16 * COLUMNS);   // 512 bytes
+    constexpr int PLACE = spread ? 32 : NT * 128;   // sums that a warp leaves for others
+    u32* zeros = (u32*)(sums_of + WARPS * PLACE);   // 512 bytes
     u32* run = zeros + 128;               // first and number of the block's tiles, for the end: there are no registers to keep them
     u16* xs = (u16*)(run + 4);
     const u32 all = (a.cols + 255) / 256, most = (all + a.slices - 1) / a.slices, first = slice * most;
     const u32 blocks = first >= all ? 0 : (all - first < most ? all - first : most), parts = blocks * PARTS;
-    const u32 x_row = most * 256 + 32, sum_row = most * (SUM_BYTES / 2) + 16;   // halves
-    u16* sums = xs + COLUMNS * x_row;
+    const u32 x_row = tiled ? GROUP_ROW : most * 256 + 32, sum_row = tiled ? GROUP_ROW : most * (SUM_BYTES / 2) + 16;   // halves
+    u16* sums = tiled ? xs + 256 : xs + COLUMNS * x_row;
+    const u32 barriers = (u32)__cvta_generic_to_shared(xs) + most * COLUMNS * GROUP_ROW * 2;
     // This block's run of the list of tiles: whole rows of tiles where slices leave their own planes.
     const u32 whole = a.slices == 1 ? 1 : parts, list = a.slices == 1 ? (u32)a.tiles * parts : (u32)a.tiles;
     const u32 block_from = first_of(a, list, block) * whole, block_to = first_of(a, list, block + 1) * whole;
@@ -122,6 +129,10 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         }
     };
     allow_next();
+    if (tiled && BULK && threadIdx.x == 0) {
+        for (u32 b = 0; b < blocks; ++b) open_barrier(barriers + b * 8);
+        open_barriers();
+    }
     // One tile a warp at a time: all at once, they would keep what the kernels ahead read and write waiting for as long as they take.
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
@@ -132,30 +143,43 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         }
         commit();
     }
-    wait_previous();
-    // Activations, 16 bytes at a time, to [half][step][t]; through registers, for copies would wait behind the ring's.
-    constexpr int LOADS = COLUMNS <= 2 ? 10 : 8;
-    const u32 xs_at = (u32)__cvta_generic_to_shared(xs), row_chunks = blocks * 32, chunks = COLUMNS * row_chunks;
-    const u32 inverse = COLUMNS == 1 ? 0 : 0xffffffffu / row_chunks + 1;   // i * inverse / 2^32 is i / row_chunks for all i below chunks
-#pragma unroll 1
-    for (u32 base = 0; base < chunks; base += LOADS * THREADS) {
-        uint4 v[LOADS];
-#pragma unroll
-        for (int k = 0; k < LOADS; ++k) {
-            const u32 i = base + k * THREADS + threadIdx.x, col = __umulhi(i, inverse), from_half = first * 256 + (i - col * row_chunks) * 8;
-            v[k] = make_uint4(0, 0, 0, 0);
-            if (i < chunks && from_half < (u32)a.cols) v[k] = *(const uint4*)(x + (u64)((int)col < a.n ? col : a.n - 1) * x_stride + from_half);
-        }
-#pragma unroll
-        for (int k = 0; k < LOADS; ++k) {
-            const u32 i = base + k * THREADS + threadIdx.x, col = __umulhi(i, inverse), ch = i - col * row_chunks;
-            if (i < chunks) *(uint4*)(xs + col * x_row + (ch >> 5) * 256 + ((ch >> 4) & 1) * 128 + (ch & 3) * 32 + ((ch >> 2) & 3) * 8) = v[k];
-        }
-    }
     if (threadIdx.x == 0) run[0] = block_from, run[1] = share;
     if (spread && threadIdx.x < 128) zeros[threadIdx.x] = 0;
-    __syncthreads();
-    if (Kind<LAYOUT>::sums) {
+    const u32 xs_at = (u32)__cvta_generic_to_shared(xs), turn = keep(tiled && BULK && blocks > 0 ? block % blocks : 0);
+    if (tiled && BULK) __syncthreads();
+    wait_previous();
+    if (tiled && BULK) {
+        // Columns by columns, from others on in each block; whoever multiplies waits for what he takes. All of them are waited for: a
+        // block has a whole row of tiles.
+        if (lane == 0)
+            for (u32 k = warp; k < blocks; k += WARPS) {
+                const u32 b = k + turn < blocks ? k + turn : k + turn - blocks;
+                copy_bulk(xs_at + b * COLUMNS * GROUP_ROW * 2, x + (u64)(first + b) * GROUP_ROWS * GROUP_ROW, COLUMNS * GROUP_ROW * 2, barriers + b * 8);
+            }
+    } else {
+        // 16 bytes at a time, to [half][step][t]; through registers, for copies would wait behind the ring's.
+        constexpr int LOADS = COLUMNS <= 2 ? 10 : 8, ROW_CHUNKS = GROUP_ROW / 8;
+        const u32 row_chunks = tiled ? COLUMNS * ROW_CHUNKS : blocks * 32, chunks = tiled ? blocks * row_chunks : COLUMNS * row_chunks;
+        const u32 inverse = COLUMNS == 1 ? 0 : 0xffffffffu / row_chunks + 1;   // i * inverse / 2^32 is i / row_chunks for all i below chunks
+#pragma unroll 1
+        for (u32 base = 0; base < chunks; base += LOADS * THREADS) {
+            uint4 v[LOADS];
+#pragma unroll
+            for (int k = 0; k < LOADS; ++k) {
+                const u32 i = base + k * THREADS + threadIdx.x, part = __umulhi(i, inverse), from_half = first * 256 + (i - part * row_chunks) * 8;
+                v[k] = make_uint4(0, 0, 0, 0);
+                if (tiled && i < chunks) v[k] = *(const uint4*)(x + (u64)(first + part) * GROUP_ROWS * GROUP_ROW + (i - part * row_chunks) * 8);
+                if (!tiled && i < chunks && from_half < (u32)a.cols) v[k] = *(const uint4*)(x + (u64)((int)part < a.n ? part : a.n - 1) * x_stride + from_half);
+            }
+#pragma unroll
+            for (int k = 0; k < LOADS; ++k) {
+                const u32 i = base + k * THREADS + threadIdx.x, col = __umulhi(i, inverse), ch = i - col * row_chunks;
+                if (i < chunks) *(uint4*)(xs + (tiled ? i * 8 : col * x_row + (ch >> 5) * 256 + ((ch >> 4) & 1) * 128 + (ch & 3) * 32 + ((ch >> 2) & 3) * 8)) = v[k];
+            }
+        }
+        __syncthreads();
+    }
+    if (!tiled && Kind<LAYOUT>::sums) {
         // Sums of groups: half rows of 128 are the eight columns of a product with ones, in whose row r the lanes t = r have them.
         constexpr int sets = Kind<LAYOUT>::group == 16 ? 2 : 1, across = COLUMNS < 8 ? COLUMNS : 8;
         const u32 halves = blocks * 2, ones = g == t ? 0x3c003c00 : 0;
@@ -186,7 +210,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         __syncthreads();
     }
     // Addresses of this lane in the activations, the sums and every tile; steps from tile to tile.
-    u32 x_at[NT], sums_at[NT], x_step = 512, sums_step = SUM_BYTES;
+    u32 x_at[NT], sums_at[NT], x_step = tiled ? COLUMNS * GROUP_ROW * 2 : 512, sums_step = tiled ? x_step : SUM_BYTES;
     const u32 zeros_at = (u32)__cvta_generic_to_shared(zeros);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
@@ -202,8 +226,11 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
     constexpr bool grouped = Kind<LAYOUT>::k_sums;
     const Lane l = {keep(lane * 16), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
                     keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), a.masks};
-    u32 unit = from;
+    u32 unit = from, unseen = tiled && BULK ? parts : 0;   // tiles until all columns were waited for
     int stage = 0;
+    constexpr int VALUES = spread ? 1 : 4;
+    Sums sums_here{};
+    auto place = [&](u32 of, int n, int i) -> float& { return sums_of[of * PLACE + (n * 4 + i) * 32 + lane]; };
 #pragma unroll 1
     while (unit < to) {
         const u32 begin = done, left = to - unit, end = parts - done < left ? parts : done + left;
@@ -212,10 +239,16 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
 #pragma unroll 1
         for (; done < end; ++done) {
             const u32 columns = done / PARTS * x_step, groups = done / PARTS * sums_step;
-            const u32 x_here[2] = {x_at[0] + columns, x_at[NT - 1] + columns}, sums_here[2] = {sums_at[0] + groups, sums_at[NT - 1] + groups};
+            if (tiled && BULK && unseen) {
+                wait_bulk(barriers + done / PARTS * 8);
+                --unseen;
+            }
             arrived<STAGES - 1>();
             __syncwarp();
-            consume<LAYOUT>(acc, keep(ring_at + stage * PART_BYTES), x_here, sums_here, done % PARTS, l);
+            // Reads of what has just arrived stay behind this.
+            const u32 x_first = tiled ? keep(x_at[0] + columns) : x_at[0] + columns, sums_first = tiled ? keep(sums_at[0] + groups) : sums_at[0] + groups;
+            const u32 x_here[2] = {x_first, x_at[NT - 1] - x_at[0] + x_first}, groups_here[2] = {sums_first, sums_at[NT - 1] - sums_at[0] + sums_first};
+            consume<LAYOUT>(acc, keep(ring_at + stage * PART_BYTES), x_here, groups_here, done % PARTS, l);
             __syncwarp();
             if (next < to) {
                 fetch<LAYOUT>(ring_at + stage * PART_BYTES, c.p, lane);
@@ -224,53 +257,56 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
             commit();
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
-        // A row of tiles that an earlier warp began leaves its part in the warp's first place, one that a later warp ends in the second.
-        float* mine = sums_of + (2 * warp + (begin == 0)) * 16 * COLUMNS;
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int col = (spread ? 0 : n * 8 + 2 * t) + (i & 1);
                 float v = NT == 2 ? acc[n][i] : spread ? acc[0][i] * Kind<LAYOUT>::unit + acc[1][i] : acc[0][i] + acc[1][i];
                 if (spread) {
                     v += __shfl_xor_sync(0xffffffffu, v, 1);
                     v += __shfl_xor_sync(0xffffffffu, v, 2);
                 }
-                if (col < COLUMNS && (!spread || t == 0)) mine[col * 16 + g + 8 * (i >> 1)] = v;
+                if (!spread) sums_here.v[n][i] = v;
+                else if (i == t) sums_here.v[0][0] = v;
             }
-        __syncwarp();
-        if (begin == 0 && end == parts) {
-            float v[(16 * COLUMNS + 31) / 32];
+        if (begin > 0)   // what an earlier warp began is left for it
 #pragma unroll
-            for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i) v[i] = COLUMNS > 1 || lane < 16 ? mine[i * 32 + lane] : 0.0f;
-            write(a, slice, tile, true, true, v);
-            __syncwarp();
-        }
+            for (int n = 0; n < NT; ++n)
+#pragma unroll
+                for (int i = 0; i < VALUES; ++i) place(warp, n, i) = sums_here.v[n][i];
+        if (begin == 0 && end == parts) write<spread>(a, slice, tile, true, true, sums_here);
         tile += 1;
         done = 0;
     }
     __syncthreads();
-    // The warp that has the first part of a cut row of tiles adds the others', which stand one after another.
-    auto join = [&](u32 cut, int place, u32 at) {
+    if (from == to) return;
+    // The warp that has the first part of a cut row of tiles adds the others', which stand one after another: here that which the warp ends
+    // with, and for the block's first warp what another block began.
+    auto join = [&](u32 cut, bool starts, Sums all) {
         const u32 row_end = (cut + 1) * parts;
-        float v[(16 * COLUMNS + 31) / 32];
-#pragma unroll
-        for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i) v[i] = COLUMNS > 1 || lane < 16 ? sums_of[place * 16 * COLUMNS + i * 32 + lane] : 0.0f;
+        u32 at = to;
 #pragma unroll 1
         for (u32 other = warp + 1; other < WARPS && at < row_end; ++other) {
             const u32 other_to = run[0] + run[1] * (other + 1) / WARPS;
             if (other_to <= at) continue;
             at = other_to;
 #pragma unroll
-            for (int i = 0; i < (16 * COLUMNS + 31) / 32; ++i)
-                if (COLUMNS > 1 || lane < 16) v[i] += sums_of[2 * other * 16 * COLUMNS + i * 32 + lane];
+            for (int n = 0; n < NT; ++n)
+#pragma unroll
+                for (int i = 0; i < VALUES; ++i) all.v[n][i] += place(other, n, i);
         }
-        write(a, slice, cut, (place & 1) != 0, at >= row_end, v);
+        write<spread>(a, slice, cut, starts, at >= row_end, all);
     };
-    if (from == to) return;
     const u32 begun = from / parts, left_open = to / parts;
-    if (from == run[0] && from != begun * parts) join(begun, 2 * warp, to);
-    if (to != left_open * parts && left_open * parts >= from) join(left_open, 2 * warp + 1, to);
+    if (from == run[0] && from != begun * parts) {
+        Sums mine;
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int i = 0; i < VALUES; ++i) mine.v[n][i] = place(warp, n, i);
+        join(begun, false, mine);
+    }
+    if (to != left_open * parts && left_open * parts >= from) join(left_open, true, sums_here);
 }
 
 // grid: (blocks of both products, slices), THREADS threads.

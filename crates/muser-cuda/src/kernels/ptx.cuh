@@ -82,6 +82,28 @@ __device__ __forceinline__ void copy16_near(u32 to, const void* from) {
 __device__ __forceinline__ void copy8_near(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
+// Copies of many bytes that one thread begins (sm_90 and later); a barrier in shared memory, of eight bytes, tells when they are there.
+// `open_barriers` ends what begins one; then the block has to meet once.
+#if __CUDA_ARCH__ >= 900
+#define BULK 1
+__device__ __forceinline__ void open_barrier(u32 at) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory"); }
+__device__ __forceinline__ void open_barriers() { asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_bulk(u32 barrier) {
+    u32 there;
+    do asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(there) : "r"(barrier) : "memory");
+    while (!there);
+}
+#else
+#define BULK 0
+__device__ __forceinline__ void open_barrier(u32) {}
+__device__ __forceinline__ void open_barriers() {}
+__device__ __forceinline__ void copy_bulk(u32, const void*, u32, u32) {}
+__device__ __forceinline__ void wait_bulk(u32) {}
+#endif
 // Ends a group of copies; waits until all but the last N groups are there.
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>

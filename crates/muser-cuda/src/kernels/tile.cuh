@@ -1,11 +1,14 @@
 // One tile of layout.cuh times the activation rows that a kernel is compiled for (COLUMNS): on tensor cores, as a warp.
 #define NT (COLUMNS > 8 ? 2 : 1)
+#ifndef RING_TILES
+#define RING_TILES 3   // tiles of four bits a weight that a warp has on their way
+#endif
 
 // What is different between types.
 template <int LAYOUT>
 struct Kind {
     static constexpr int parts = LAYOUT == F16 ? 4 : 1, part_bytes = tile_bytes(LAYOUT) / parts;
-    static constexpr int stages = LAYOUT == F16 ? 4 : LAYOUT == Q8 || LAYOUT == Q6K || COLUMNS > 8 ? 2 : 3;
+    static constexpr int stages = LAYOUT == F16 ? 4 : LAYOUT == Q8 || LAYOUT == Q6K ? 2 : RING_TILES;
     // Sums of groups are scaled instead of weights.
     static constexpr bool spread = COLUMNS <= 2 && LAYOUT != F16;
     // Minima, or what quants stand too high, are multiplied with sums of the activations.
