@@ -3,6 +3,7 @@
 use crate::{cmd, input};
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 use std::io::IsTerminal;
 
 /// What `muser` says where there is neither a terminal nor any input.
@@ -31,6 +32,14 @@ pub struct Cli {
     command: Option<Command>,
     #[command(flatten)]
     chat: cmd::chat::Chat,
+}
+
+/// Options with llama.cpp's `-ngl`, which would be read as `-n gl`, spelt out.
+fn as_llama_cpp(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.collect();
+    let options = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+    args[..options].iter_mut().filter(|arg| *arg == "-ngl").for_each(|arg| *arg = "--ngl".into());
+    args
 }
 
 #[derive(Subcommand)]
@@ -66,7 +75,7 @@ impl Cli {
             let own = ["help", "version"].contains(&arg.get_id().as_str());
             arg.hide(!own)
         };
-        let matches = Cli::command().mut_args(hide).get_matches();
+        let matches = Cli::command().mut_args(hide).get_matches_from(as_llama_cpp(std::env::args_os()));
         Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 

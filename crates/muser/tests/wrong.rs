@@ -73,6 +73,7 @@ fn wrong_values_are_named() {
         (&["perplexity", "nowhere.txt"], "nowhere.txt"),
         (&["trace", "--rows", "1000"], "--chunk"),
         (&["run", "hi", "--device", "cpu", "--gpu-layers", "3"], "no GPU"),
+        (&["run", "hi", "--device", "cpu", "-ngl", "3"], "--gpu-layers 3"),
         (&["verify", "--devices", "cpu,reference", "--gpu-layers", "3"], "leave it out"),
         (&["verify", "--devices", "cpu,cuda", "--gpu-layers", "0"], "leave it out"),
     ] {
