@@ -181,10 +181,15 @@ pub fn acceptance(make: Make, model: &Arc<Model>) -> (f64, f64) {
 
 /// Whatever was drafted, and by whom, a session's state is that of one which drafted nothing, its drafter's caches with it; also
 /// where another session keeps so many feature rows that none are left to wait in. Returns how many rows drafter and
-/// lookup proposed.
-pub fn state_after_drafts(make: Make, model: &Arc<Model>, prompt: &[u32], count: usize) -> [usize; 2] {
+/// lookup proposed, and how many of these stayed.
+pub fn state_after_drafts(
+    make: Make,
+    model: &Arc<Model>,
+    prompt: &[u32],
+    count: usize,
+) -> [(usize, usize); 2] {
     let options = SamplerOptions { seed: Some(1), ..greedy() };
-    let mut proposed = [0; 2];
+    let mut proposed = [(0, 0); 2];
     let mut state = |mode: DraftMode, most: usize, idle: usize| {
         let mut engine = engine(make, model, mode);
         let mut other = engine.session(0, options.clone()).unwrap();
@@ -200,7 +205,8 @@ pub fn state_after_drafts(make: Make, model: &Arc<Model>, prompt: &[u32], count:
                 Flow::Continue
             };
             let stats = engine.step(&mut [Active { session: &mut session, sink: &mut sink }]).unwrap()[0];
-            proposed[stats.source as usize] += stats.drafted;
+            let of = &mut proposed[stats.source as usize];
+            *of = (of.0 + stats.drafted, of.1 + stats.accepted);
         }
         assert_eq!(out.len(), count, "a draft went beyond what was wanted");
         engine.save(&mut session).unwrap()

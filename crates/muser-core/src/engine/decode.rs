@@ -281,3 +281,55 @@ fn rows_to_keep(block: &Block) -> usize {
         _ => 1 + block.rows,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::DraftMode;
+    use crate::geometry::KvType;
+    use crate::oracle::Reference;
+    use crate::sample::SamplerOptions;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    /// Whatever was drafted, confirmed and rejected, feature rows are kept for tokens that the drafter has not been given, and no
+    /// others.
+    #[test]
+    fn no_feature_row_is_lost() {
+        let fixture = |name: &str| {
+            PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
+        };
+        let (target, drafter) = (fixture("gguf/tiny-Q8_0.gguf"), fixture("dflash/tiny-dflash-Q8_0.gguf"));
+        let model = Arc::new(crate::model::open(&target, Some(&drafter)).unwrap().0);
+        let device = Box::new(Reference::new(model.clone(), KvType::F16, 64));
+        let mut engine = Engine::new(device, model, DraftMode::Mixed(3));
+        let mut sessions: Vec<Session> =
+            (0..2).map(|_| engine.session(0, SamplerOptions::greedy()).unwrap()).collect();
+        let mut looked_up = (0, 0);
+        for (session, period) in sessions.iter_mut().zip([5, 9]) {
+            session.push(&(0..30).map(|i| i % period).collect::<Vec<u32>>());
+            while engine.prefill(session, 64, &mut |_| Flow::Continue).unwrap() > 0 {}
+        }
+        for _ in 0..30 {
+            let mut sinks = [(); 2].map(|()| |_: &Sampled| Flow::Continue);
+            let members = sessions.iter_mut().zip(&mut sinks);
+            let mut group: Vec<Active<'_>> =
+                members.map(|(session, sink)| Active { session, sink }).collect();
+            for stats in
+                engine.step(&mut group).unwrap().iter().filter(|stats| stats.source == Source::Lookup)
+            {
+                looked_up = (looked_up.0 + stats.drafted, looked_up.1 + stats.accepted);
+            }
+            let kept: usize = sessions.iter().map(Session::owed).sum();
+            assert_eq!(kept + engine.free_features.len(), 64);
+            for session in &sessions {
+                let drafter = session.drafter().unwrap();
+                assert_eq!(drafter.injected + drafter.parked.len(), session.tokens.len());
+            }
+        }
+        assert!(looked_up.0 > looked_up.1, "{looked_up:?}");
+        sessions.into_iter().for_each(|session| engine.close(session));
+        engine.free_features.sort_unstable();
+        assert_eq!(engine.free_features, (64..128).collect::<Vec<u32>>());
+    }
+}
