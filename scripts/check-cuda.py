@@ -16,7 +16,7 @@ STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "stri
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 TUNED = ["sm_80", "sm_86", "sm_89", "sm_90a"]  # later ones compile; their registers have not been tuned
 # Columns of products: warps of a block and tiles in the ring of each, and on cards with 100 KB of shared memory (the usual choice of product.rs).
-CREWS = {1: ((8, 3), (8, 3)), 2: ((8, 3), (8, 3)), 4: ((16, 4), (8, 3)), 8: ((16, 4), (8, 3)), 16: ((14, 3), (4, 2))}
+CREWS = {1: ((8, 3), (8, 3)), 2: ((8, 3), (8, 3)), 4: ((16, 4), (8, 3)), 8: ((16, 4), (8, 3)), 16: ((16, 2), (4, 2))}
 SMALL = ["sm_86", "sm_89", "sm_120"]
 WHEELS = ["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-cuobjdump==13.*"]
 

@@ -234,7 +234,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
 #pragma unroll 1
     while (unit < to) {
         const u32 begin = done, left = to - unit, end = parts - done < left ? parts : done + left;
-        float acc[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+        float acc[2 * NT][4] = {};
         unit += end - begin;
 #pragma unroll 1
         for (; done < end; ++done) {
@@ -261,7 +261,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float v = NT == 2 ? acc[n][i] : spread ? acc[0][i] * Kind<LAYOUT>::unit + acc[1][i] : acc[0][i] + acc[1][i];
+                float v = spread ? acc[0][i] * Kind<LAYOUT>::unit + acc[1][i] : acc[2 * n][i] + acc[2 * n + 1][i];
                 if (spread) {
                     v += __shfl_xor_sync(0xffffffffu, v, 1);
                     v += __shfl_xor_sync(0xffffffffu, v, 2);

@@ -34,13 +34,13 @@ struct Lane {
 };
 
 // One step of both rows against all activation rows.
-__device__ __forceinline__ void multiply(float acc[2][4], const u32* f0, const u32* f1, const u32 x[NT], int at) {
+__device__ __forceinline__ void multiply(float acc[2 * NT][4], const u32* f0, const u32* f1, const u32 x[NT], int at) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
         uint4 b = lds128(x[n] + at * 2);
-        // One tile of columns: two sums, so that products do not wait for each other.
-        mma(acc[NT == 2 ? n : 0], f0[0], f1[0], f0[1], f1[1], b.x, b.y);
-        mma(acc[NT == 2 ? n : 1], f0[2], f1[2], f0[3], f1[3], b.z, b.w);
+        // Two sums, so that products do not wait for each other.
+        mma(acc[2 * n], f0[0], f1[0], f0[1], f1[1], b.x, b.y);
+        mma(acc[2 * n + 1], f0[2], f1[2], f0[3], f1[3], b.z, b.w);
     }
 }
 
@@ -91,7 +91,7 @@ struct Quants {
 // x: per 256 columns [half][step][t] 8 halves, from the lane's first on. Where sums are scaled, acc[0] are they, and acc[1] what
 // minima leave.
 template <int LAYOUT>
-__device__ __forceinline__ void consume(float acc[2][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l) {
+__device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l) {
     if (LAYOUT == F16) {
         u32 from = x[0] + ((part >> 1) * 128 + (part & 1) * 64) * 2, from2 = NT == 2 ? x[NT - 1] + (from - x[0]) : 0;
         const u32 at[2] = {from, from2};
@@ -131,7 +131,7 @@ __device__ __forceinline__ void consume(float acc[2][4], u32 u, const u32 x[NT],
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
             uint2 b = lds64(sums[n]);
-            mma(acc[spread ? 1 : n], minima[0], minima[1], minima[0], minima[1], b.x, b.y);
+            mma(acc[spread ? 1 : 2 * n], minima[0], minima[1], minima[0], minima[1], b.x, b.y);
         }
     }
     constexpr int sets = Kind<LAYOUT>::group == 16 ? 2 : 1, last = 4 / sets - 1;
