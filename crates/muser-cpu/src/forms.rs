@@ -31,6 +31,7 @@ pub use k5::K5;
 pub use k6::K6;
 pub use lut4::Lut4;
 pub use nv4::{Mx4, Nv4};
+pub use open::{PairedBlock, PairedOffsetBlock};
 pub use q4::Q4;
 pub use q8::{Q8, Q8M};
 
@@ -53,6 +54,12 @@ pub trait Form: 'static {
         x: &Self::X<NC>,
         acc: &mut [S::F; NC],
     );
+    /// The same for a run of blocks at once, where the instruction set has a loop of its own for that: else false, and
+    /// nothing is done.
+    #[inline(always)]
+    fn run<S: Simd, const NC: usize>(_: S, _: &[Self::Block], _: &[Self::X<NC>], _: &mut [S::F; NC]) -> bool {
+        false
+    }
 }
 
 /// A form that files are packed into.

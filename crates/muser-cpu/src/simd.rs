@@ -11,6 +11,8 @@ mod avx512;
 mod neon;
 mod scalar;
 
+use crate::activations::Block256;
+use crate::forms::{PairedBlock, PairedOffsetBlock};
 use crate::isa::Isa;
 
 /// Lanes of a vector: rows of a panel.
@@ -79,19 +81,19 @@ pub trait Simd: Copy + Send + Sync {
     /// Adds to each lane the products of its four unsigned bytes of `w` (at most 128) and the four signed bytes of `x`
     /// (at least -127).
     fn dot(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
-    /// Adds to each column's lanes two groups' products of `codes` and `x`, one group after the other, as pairs of 16 bits
-    /// times `scales`. The first group's sum begins at `starts[0]` and moves to the lanes' upper halves; the second one's
-    /// at `starts[1]`, which is 2^15 above.
-    #[inline(always)]
-    fn pair<const NC: usize, const N: usize>(
+    /// Adds a run of blocks of [`crate::forms::Paired`] times the columns to `acc`, where there is a loop of its own for
+    /// that: then true.
+    fn paired<const NC: usize>(self, _: &[PairedBlock], _: &[Block256<NC>], _: &mut [Self::F; NC]) -> bool {
+        false
+    }
+    /// The same for [`crate::forms::PairedOffset`].
+    fn paired_offset<const NC: usize>(
         self,
-        total: &mut [Self::I; NC],
-        codes: &[[u8; 64]; N],
-        x: &[[i32; NC]; N],
-        starts: [&[i32; NC]; 2],
-        scales: Self::I,
-    ) {
-        pair(self, total, codes, x, starts, scales);
+        _: &[PairedOffsetBlock],
+        _: &[Block256<NC>],
+        _: &mut [Self::F; NC],
+    ) -> bool {
+        false
     }
     /// Like [`Simd::dot`] for bytes that stand 128 above their meaning. The accumulator begins as [`Simd::start_wide`].
     fn dot_wide(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
@@ -122,37 +124,6 @@ pub trait Simd: Copy + Send + Sync {
     fn to_half(self, to: &mut [u8; 32], v: Self::F);
     /// 16 bfloat16 numbers, little endian.
     fn bf16(self, from: &[u8; 32]) -> Self::F;
-}
-
-/// [`Simd::pair`] of other operations.
-#[allow(clippy::needless_range_loop)]
-#[inline(always)]
-fn pair<S: Simd, const NC: usize, const N: usize>(
-    s: S,
-    total: &mut [S::I; NC],
-    codes: &[[u8; 64]; N],
-    x: &[[i32; NC]; N],
-    starts: [&[i32; NC]; 2],
-    scales: S::I,
-) {
-    let mut part = [s.splat_i(0); NC];
-    for c in 0..NC {
-        part[c] = s.splat_i(starts[0][c]);
-    }
-    for i in 0..N {
-        if i == N / 2 {
-            for c in 0..NC {
-                part[c] = s.add_i(s.shl_i(part[c], 16), s.splat_i(starts[1][c]));
-            }
-        }
-        let w = s.load_b(&codes[i], 0);
-        for c in 0..NC {
-            part[c] = s.dot(part[c], w, x[i][c]);
-        }
-    }
-    for c in 0..NC {
-        total[c] = s.dot_pairs(total[c], s.xor_i(part[c], 0x8000), scales);
-    }
 }
 
 /// A computation that is compiled once for each instruction set. `eval` and all that it calls are `#[inline(always)]`.

@@ -129,9 +129,45 @@ fn minima<S: Simd>(s: S, mins: &[[i32; LANES]; 4]) -> [S::I; 4] {
     [s.load_i(&mins[0]), s.load_i(&mins[1]), s.load_i(&mins[2]), s.load_i(&mins[3])]
 }
 
+/// Adds to each column's lanes two groups' products of `codes` and `x`, one group after the other, as pairs of 16 bits
+/// times `scales`. The first group's sum begins at `starts[0]` and moves to the lanes' upper halves; the second one's
+/// at `starts[1]`, which is 2^15 above.
+#[inline(always)]
+fn pair<S: Simd, const NC: usize, const N: usize>(
+    s: S,
+    total: &mut [S::I; NC],
+    codes: &[[u8; 64]; N],
+    x: &[[i32; NC]; N],
+    starts: [&[i32; NC]; 2],
+    scales: S::I,
+) {
+    let mut part = [s.splat_i(0); NC];
+    for c in 0..NC {
+        part[c] = s.splat_i(starts[0][c]);
+    }
+    for i in 0..N {
+        if i == N / 2 {
+            for c in 0..NC {
+                part[c] = s.add_i(s.shl_i(part[c], 16), s.splat_i(starts[1][c]));
+            }
+        }
+        let w = s.load_b(&codes[i], 0);
+        for c in 0..NC {
+            part[c] = s.dot(part[c], w, x[i][c]);
+        }
+    }
+    for c in 0..NC {
+        total[c] = s.dot_pairs(total[c], s.xor_i(part[c], 0x8000), scales);
+    }
+}
+
 /// A form of such blocks; `$multiply` adds a block's part for `NC` columns of activations, in the instructions of `S`.
+/// Where those have a loop of their own, `$own` runs it.
 macro_rules! open_form {
-    ($name:ident, $block:ident, |$s:ident, $w:ident, $x:ident, $acc:ident| $multiply:expr) => {
+    (
+        $name:ident, $block:ident, $(own $own:ident,)?
+        |$s:ident, $w:ident, $x:ident, $acc:ident| $multiply:expr
+    ) => {
         impl Form for $name {
             type Block = $block;
             type X<const NC: usize> = Block256<NC>;
@@ -149,6 +185,18 @@ macro_rules! open_form {
             ) {
                 $multiply
             }
+
+            $(
+                #[inline(always)]
+                fn run<S: Simd, const NC: usize>(
+                    s: S,
+                    w: &[$block],
+                    x: &[Block256<NC>],
+                    acc: &mut [S::F; NC],
+                ) -> bool {
+                    s.$own(w, x, acc)
+                }
+            )?
         }
     };
 }
@@ -166,11 +214,11 @@ open_form!(Minima, MinimaBlock, |s, w, x, acc| {
     less_minima(s, &total, d, (minima(s, &w.mins), dmin), x, acc);
 });
 
-open_form!(Paired, PairedBlock, |s, w, x, acc| {
+open_form!(Paired, PairedBlock, own paired, |s, w, x, acc| {
     let mut total = [s.splat_i(0); NC];
-    for pair in 0..4 {
-        let (codes, x) = (&w.codes.as_chunks::<16>().0[pair], &x.q.as_chunks::<16>().0[pair]);
-        s.pair(&mut total, codes, x, [&[0; NC], &[0x8000; NC]], s.load_i(&w.scales[pair]));
+    for p in 0..4 {
+        let (codes, x) = (&w.codes.as_chunks::<16>().0[p], &x.q.as_chunks::<16>().0[p]);
+        pair(s, &mut total, codes, x, [&[0; NC], &[0x8000; NC]], s.load_i(&w.scales[p]));
     }
     let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
     less_minima(s, &floats(s, &total), d, (minima(s, &w.mins), dmin), x, acc);
@@ -192,12 +240,12 @@ open_form!(Offset, OffsetBlock, |s, w, x, acc| {
     add_floats(s, acc, &total, &x.scale);
 });
 
-open_form!(PairedOffset, PairedOffsetBlock, |s, w, x, acc| {
+open_form!(PairedOffset, PairedOffsetBlock, own paired_offset, |s, w, x, acc| {
     let mut total = [s.splat_i(0); NC];
-    for pair in 0..8 {
-        let starts = [&x.start16[2 * pair], &x.raised16[pair]];
-        let (codes, x) = (&w.codes.as_chunks::<8>().0[pair], &x.q.as_chunks::<8>().0[pair]);
-        s.pair(&mut total, codes, x, starts, s.load_i(&w.scales[pair]));
+    for p in 0..8 {
+        let starts = [&x.start16[2 * p], &x.raised16[p]];
+        let (codes, x) = (&w.codes.as_chunks::<8>().0[p], &x.q.as_chunks::<8>().0[p]);
+        pair(s, &mut total, codes, x, starts, s.load_i(&w.scales[p]));
     }
     add_steps(s, acc, &total, s.load_f(&w.d), &x.scale);
 });

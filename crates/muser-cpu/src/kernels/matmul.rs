@@ -46,8 +46,9 @@ pub struct Context<'a> {
 /// Sums of a tile: 16 rows of each column, for each panel.
 pub type Out = [[[f32; LANES]; COLUMNS]; PANELS];
 
-/// Panels times a tile of columns, added to `out`. Panels take turns block by block, so that the columns' block stays in
-/// the first-level cache for all of them; meanwhile each panel's next block arrives.
+/// Panels times a tile of columns, added to `out`. Where a form has a loop of its own, a panel meets all columns at once.
+/// Else panels take turns block by block, so that the columns' block stays in the first-level cache for all of them;
+/// meanwhile each panel's next block arrives.
 struct TileOf<'a, F: Form, const NC: usize> {
     /// Whole panels.
     panels: &'a [F::Block],
@@ -85,8 +86,13 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
             }
         }
         let panels = self.panels.len() / blocks;
+        let mut done = false;
+        for (p, acc) in acc.iter_mut().enumerate().take(panels) {
+            done = F::run(s, &self.panels[p * blocks + first..], self.x, acc);
+        }
         let turn = 256usize.div_ceil(F::COLS);
-        for (t, x) in self.x.chunks(turn).enumerate() {
+        let turns = if done { &[] } else { self.x };
+        for (t, x) in turns.chunks(turn).enumerate() {
             let at = first + t * turn;
             // Where the same panel goes on, or at its end the panel that follows the last one.
             let next = if at + turn < blocks { turn } else { panels * blocks - at };
@@ -426,7 +432,7 @@ mod tests {
         let pool = Pool::new(1).unwrap();
         let cols = 512;
         let x: Vec<f32> =
-            (0..12 * cols).map(|i| ((i * i % 1013) as f32 * 0.37).sin() * (1.0 + (i % 7) as f32)).collect();
+            (0..18 * cols).map(|i| ((i * i % 1013) as f32 * 0.37).sin() * (1.0 + (i % 7) as f32)).collect();
         for dtype in DType::ALL.iter().copied() {
             let rows = rows(dtype, cols);
             let form = FormKind::of(dtype);
@@ -446,7 +452,8 @@ mod tests {
                 .collect();
             let mut scalar: Vec<Vec<u32>> = vec![];
             for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-                for width in widths(isa).iter().copied() {
+                // 18 columns: a tile of ten and one of eight.
+                for width in widths(isa).iter().copied().chain([18]) {
                     let mut prepared = Prepared::default();
                     let picks: Vec<usize> = (0..width).collect();
                     prepared.fill(&pool, isa, &x, cols, &picks, &[form.scales()]);

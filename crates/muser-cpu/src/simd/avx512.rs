@@ -3,6 +3,9 @@
 mod pair;
 
 use super::{Kernel, Simd};
+use crate::activations::Block256;
+use crate::forms::{PairedBlock, PairedOffsetBlock};
+use crate::plain::view;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -183,26 +186,21 @@ impl Simd for Avx512 {
         op!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)))
     }
     #[inline(always)]
-    fn pair<const NC: usize, const N: usize>(
+    fn paired<const NC: usize>(self, w: &[PairedBlock], x: &[Block256<NC>], acc: &mut [__m512; NC]) -> bool {
+        let Ok(acc) = acc.as_mut_slice().try_into() else { return false };
+        op!(pair::paired(w, view(x), acc));
+        true
+    }
+    #[inline(always)]
+    fn paired_offset<const NC: usize>(
         self,
-        total: &mut [__m512i; NC],
-        codes: &[[u8; 64]; N],
-        x: &[[i32; NC]; N],
-        starts: [&[i32; NC]; 2],
-        scales: __m512i,
-    ) {
-        let [first, second] = starts;
-        match (
-            total.as_mut_slice().try_into(),
-            x.as_flattened().as_chunks().0.try_into(),
-            first.as_slice().try_into(),
-            second.as_slice().try_into(),
-        ) {
-            (Ok(total), Ok(x), Ok(first), Ok(second)) => {
-                op!(pair::pair(total, codes, x, [first, second], scales));
-            }
-            _ => super::pair(self, total, codes, x, starts, scales),
-        }
+        w: &[PairedOffsetBlock],
+        x: &[Block256<NC>],
+        acc: &mut [__m512; NC],
+    ) -> bool {
+        let Ok(acc) = acc.as_mut_slice().try_into() else { return false };
+        op!(pair::paired_offset(w, view(x), acc));
+        true
     }
     #[inline(always)]
     fn dot_wide(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
