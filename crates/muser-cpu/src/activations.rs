@@ -159,10 +159,11 @@ impl Prepared {
                 let at = tile.before * per_column + first * words * tile.width;
                 // SAFETY: tiles and their runs of blocks do not overlap, and each unit has its own.
                 let out = unsafe { all.part(at, count * words * tile.width) };
-                for (c, pick) in picks[tile.first..tile.first + tile.used].iter().enumerate() {
-                    let from = &input[pick * cols..][first * len..cols.min((first + count) * len)];
-                    dispatch(isa, Quantise { from, scales: *scales, column: c, width: tile.width, to: out });
-                }
+                let rows: Vec<&[f32]> = picks[tile.first..tile.first + tile.used]
+                    .iter()
+                    .map(|pick| &input[pick * cols..][first * len..cols.min((first + count) * len)])
+                    .collect();
+                dispatch(isa, Quantise { rows: &rows, scales: *scales, width: tile.width, to: out });
             });
         }
     }
@@ -173,64 +174,42 @@ fn words_per_column(scales: Scales, cols: usize) -> usize {
     cols.div_ceil(len) * words
 }
 
-/// Quantises part of a row into column `column` of a tile of `width` columns.
+/// Quantises the same part of each row into the columns of a tile of `width` columns.
 struct Quantise<'a> {
-    from: &'a [f32],
+    rows: &'a [&'a [f32]],
     scales: Scales,
-    column: usize,
     width: usize,
     to: &'a mut [i32],
 }
 
+/// Columns of the widest tile.
+const WIDEST: usize = 10;
+
 impl Kernel for Quantise<'_> {
     type Out = ();
     #[inline(always)]
-    fn eval<S: Simd>(self, _: S) {
+    fn eval<S: Simd>(self, s: S) {
         let (len, words) = self.scales.block();
-        let blocks = self.from.chunks(len).zip(self.to.chunks_exact_mut(words * self.width));
-        for (from, to) in blocks {
-            let mut put = |word: usize, value: i32| to[word * self.width + self.column] = value;
-            match self.scales {
-                Scales::Per256 => {
-                    let mut q = [0i8; 256];
-                    let scale = steps_within(from, &mut q);
-                    let mut sums = [0i32; 16];
-                    for (sum, q) in sums.iter_mut().zip(q.as_chunks::<16>().0) {
-                        *sum = q.iter().map(|v| i32::from(*v)).sum();
+        let mut columns = [[0; WORDS_256]; WIDEST];
+        for (b, to) in self.to.chunks_exact_mut(words * self.width).enumerate() {
+            for (row, column) in self.rows.iter().zip(&mut columns) {
+                let from = &row[b * len..row.len().min((b + 1) * len)];
+                match self.scales {
+                    Scales::Per256 => block256(s, from, column),
+                    Scales::Per32 => block32(from, column),
+                    Scales::Float => {
+                        column[..len].fill(0);
+                        column.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_bits() as i32);
                     }
-                    for (i, q) in q.as_chunks::<4>().0.iter().enumerate() {
-                        put(i, i32::from_le_bytes(q.map(|v| v as u8)));
-                    }
-                    for (t, sums) in sums.as_chunks::<4>().0.iter().enumerate() {
-                        put(64 + t, (sums[0] + sums[1]) << 16 | (sums[2] + sums[3]) & 0xffff);
-                    }
-                    for (g, sum) in sums.iter().enumerate() {
-                        put(68 + g, -32 * sum);
-                        if g % 2 == 1 {
-                            put(84 + g / 2, 0x8000 - 32 * sum);
-                        }
-                    }
-                    for g in 0..8 {
-                        put(92 + g, -128 * (sums[2 * g] + sums[2 * g + 1]));
-                    }
-                    put(100, scale.to_bits() as i32);
                 }
-                Scales::Per32 => {
-                    let mut q = [0i8; 32];
-                    let scale = steps(from, &mut q, 127.0);
-                    let sum = |q: &[i8]| q.iter().map(|v| i32::from(*v)).sum::<i32>();
-                    let sums = [sum(&q[..16]), sum(&q[16..])];
-                    for (i, q) in q.as_chunks::<4>().0.iter().enumerate() {
-                        put(i, i32::from_le_bytes(q.map(|v| v as u8)));
-                    }
-                    put(8, -128 * sums[0]);
-                    put(9, -128 * sums[1]);
-                    put(10, -128 * (sums[0] + sums[1]));
-                    put(11, scale.to_bits() as i32);
-                }
-                Scales::Float => {
-                    for i in 0..len {
-                        put(i, from.get(i).copied().unwrap_or_default().to_bits() as i32);
+            }
+            match self.width {
+                1 => to.copy_from_slice(&columns[0][..words]),
+                8 => interleave::<8>(&columns, to),
+                10 => interleave::<10>(&columns, to),
+                width => {
+                    for (w, to) in to.chunks_exact_mut(width).enumerate() {
+                        to.iter_mut().zip(&columns).for_each(|(to, column)| *to = column[w]);
                     }
                 }
             }
@@ -238,14 +217,86 @@ impl Kernel for Quantise<'_> {
     }
 }
 
+/// Words of the columns side by side.
+#[inline(always)]
+fn interleave<const NC: usize>(columns: &[[i32; WORDS_256]; WIDEST], to: &mut [i32]) {
+    for (w, to) in to.as_chunks_mut::<NC>().0.iter_mut().enumerate() {
+        for c in 0..NC {
+            to[c] = columns[c][w];
+        }
+    }
+}
+
+/// Four bytes of each word.
+#[inline(always)]
+fn words<const N: usize>(q: &[i8; N], to: &mut [i32]) {
+    for (to, q) in to.iter_mut().zip(q.as_chunks::<4>().0) {
+        *to = i32::from_le_bytes(q.map(|v| v as u8));
+    }
+}
+
+/// A column of a [`Block256`].
+#[inline(always)]
+fn block256<S: Simd>(s: S, from: &[f32], to: &mut [i32; WORDS_256]) {
+    let (mut q, mut sums) = ([0; 256], [0; 16]);
+    let scale = match from.try_into() {
+        Ok(from) => s.quantise(from, &mut q, &mut sums),
+        Err(_) => {
+            let mut padded = [0.0; 256];
+            padded[..from.len()].copy_from_slice(from);
+            s.quantise(&padded, &mut q, &mut sums)
+        }
+    };
+    words(&q, to);
+    for (t, sums) in sums.as_chunks::<4>().0.iter().enumerate() {
+        to[64 + t] = (sums[0] + sums[1]) << 16 | (sums[2] + sums[3]) & 0xffff;
+    }
+    for (g, sum) in sums.iter().enumerate() {
+        to[68 + g] = -32 * sum;
+    }
+    for g in 0..8 {
+        to[84 + g] = 0x8000 - 32 * sums[2 * g + 1];
+        to[92 + g] = -128 * (sums[2 * g] + sums[2 * g + 1]);
+    }
+    to[100] = scale.to_bits() as i32;
+}
+
+/// A column of a [`Block32`].
+#[inline(always)]
+fn block32(from: &[f32], to: &mut [i32; WORDS_256]) {
+    let (mut x, mut q) = ([0.0; 32], [0; 32]);
+    x[..from.len()].copy_from_slice(from);
+    let scale = steps(&x, &mut q, 127.0);
+    let sum = |q: &[i8]| q.iter().map(|v| i32::from(*v)).sum::<i32>();
+    let sums = [sum(&q[..16]), sum(&q[16..])];
+    words(&q, to);
+    to[8] = -128 * sums[0];
+    to[9] = -128 * sums[1];
+    to[10] = -128 * (sums[0] + sums[1]);
+    to[11] = scale.to_bits() as i32;
+}
+
+/// Rounds 256 values to whole steps; returns the step. `sums` are those of 16 bytes each.
+#[inline(always)]
+pub fn quantise(x: &[f32; 256], q: &mut [i8; 256], sums: &mut [i32; 16]) -> f32 {
+    let step = steps_within(x, q);
+    for (sum, q) in sums.iter_mut().zip(q.as_chunks::<16>().0) {
+        *sum = q.iter().map(|v| i32::from(*v)).sum();
+    }
+    step
+}
+
 /// Most that the magnitudes of 16 values of a [`Block256`] may add up to, so that a product with codes of up to 32 steps
 /// fits 16 bits: 32 * 1023.
-const MOST: i32 = 1023;
+pub const MOST: i32 = 1023;
+/// Where they do, steps of the largest magnitude / (this / those magnitudes): rounding adds at most 8 to a sum here, and 8
+/// were in the sum, so 1,000 stays within 1,016.
+pub const WITHIN: f32 = 127.0 * 1000.0;
 
 /// [`steps`], wider ones where the magnitudes of 16 values add up to more than [`MOST`]: where many stand near the
 /// largest, at a mean of 64 of 127 steps. The rounding then stays below what it is to a block of the usual spread.
 #[inline(always)]
-fn steps_within(from: &[f32], q: &mut [i8; 256]) -> f32 {
+fn steps_within(from: &[f32; 256], q: &mut [i8; 256]) -> f32 {
     let step = steps(from, q, 127.0);
     let mut most = 0;
     for q in q.as_chunks::<16>().0 {
@@ -254,17 +305,14 @@ fn steps_within(from: &[f32], q: &mut [i8; 256]) -> f32 {
     if most <= MOST {
         return step;
     }
-    // Rounding adds at most 8 to a sum here, and 8 were in `most`: 1,000 stays within 1,016.
-    steps(from, q, 127.0 * 1000.0 / most as f32)
+    steps(from, q, WITHIN / most as f32)
 }
 
 /// Rounds to whole steps of the largest magnitude / `count`, to nearest even; returns the step.
 #[inline(always)]
-fn steps<const N: usize>(from: &[f32], q: &mut [i8; N], count: f32) -> f32 {
+fn steps<const N: usize>(x: &[f32; N], q: &mut [i8; N], count: f32) -> f32 {
     // Adding 1.5 * 2^23 leaves the rounded number in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    let mut x = [0f32; N];
-    x[..from.len()].copy_from_slice(from);
     let mut most = [0f32; 16];
     for x in x.as_chunks::<16>().0 {
         for (most, x) in most.iter_mut().zip(x) {
@@ -300,16 +348,31 @@ mod tests {
         assert!(wide(512) == [[10; 48].as_slice(), &[8; 4]].concat());
     }
 
+    struct One<'a>(&'a [f32; 256]);
+
+    impl Kernel for One<'_> {
+        type Out = (f32, [i8; 256], [i32; 16]);
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) -> Self::Out {
+            let (mut q, mut sums) = ([0; 256], [0; 16]);
+            let step = s.quantise(self.0, &mut q, &mut sums);
+            (step, q, sums)
+        }
+    }
+
     /// The sums that pairs of 16 bits hold stay within them, whatever the values; and a step is never more than twice
     /// the largest magnitude / 127.
     #[test]
     fn sums_of_sixteen_stay_within_bounds() {
         for outlier in [1.0f32, 1.01, 1.5, 2.5, 100.0] {
             for sign in [1.0, -1.0] {
-                let mut x: Vec<f32> = (0..256).map(|i| sign * (1.0 - (i % 5) as f32 * 1e-3)).collect();
+                let mut x = std::array::from_fn(|i| sign * (1.0 - (i % 5) as f32 * 1e-3));
                 x[77] = outlier;
-                let mut q = [0; 256];
-                let step = steps_within(&x, &mut q);
+                let (mut q, mut sums) = ([0; 256], [0; 16]);
+                let step = quantise(&x, &mut q, &mut sums);
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                    assert_eq!(dispatch(isa, One(&x)), (step, q, sums), "{isa}");
+                }
                 for (q, x) in q.iter().zip(&x) {
                     assert!((f32::from(*q) * step - x).abs() <= 0.5001 * step);
                 }

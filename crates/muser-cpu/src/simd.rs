@@ -11,7 +11,7 @@ mod avx512;
 mod neon;
 mod scalar;
 
-use crate::activations::Block256;
+use crate::activations::{Block256, quantise};
 use crate::forms::{PairedBlock, PairedOffsetBlock};
 use crate::isa::Isa;
 
@@ -99,6 +99,12 @@ pub trait Simd: Copy + Send + Sync {
     fn dot_wide(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// Where a sum of [`Simd::dot_wide`] begins; `start` is minus 128 times the sum of all x that it will see.
     fn start_wide(self, start: i32) -> Self::I;
+
+    /// [`quantise`].
+    #[inline(always)]
+    fn quantise(self, x: &[f32; 256], q: &mut [i8; 256], sums: &mut [i32; 16]) -> f32 {
+        quantise(x, q, sums)
+    }
 
     /// All lanes `v`.
     fn splat_f(self, v: f32) -> Self::F;

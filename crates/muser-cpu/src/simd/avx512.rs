@@ -1,6 +1,7 @@
 //! AVX-512 with VNNI: one register is one vector.
 
 mod pair;
+mod quantise;
 
 use super::{Kernel, Simd};
 use crate::activations::Block256;
@@ -209,6 +210,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn start_wide(self, start: i32) -> __m512i {
         op!(_mm512_set1_epi32(start))
+    }
+
+    #[inline(always)]
+    fn quantise(self, x: &[f32; 256], q: &mut [i8; 256], sums: &mut [i32; 16]) -> f32 {
+        op!(quantise::quantise(x, q, sums))
     }
 
     #[inline(always)]
