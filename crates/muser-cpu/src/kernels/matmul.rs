@@ -27,6 +27,10 @@ pub const PANELS: usize = 4;
 const OPEN: usize = 4;
 /// Panels of one unit take about this much of the second-level cache in prefill.
 const CACHE: usize = 512 << 10;
+/// Columns from which panels take turns: fewer wait for memory, which gives more to one stream.
+const TURNS: usize = 8;
+/// Bytes between a load and its prefetch for four columns and more of one stream.
+const FAR: usize = 2304;
 /// Bytes of the longest run that a thread claims with few columns.
 const RUN: usize = 1 << 20;
 
@@ -46,9 +50,10 @@ pub struct Context<'a> {
 /// Sums of a tile: 16 rows of each column, for each panel.
 pub type Out = [[[f32; LANES]; COLUMNS]; PANELS];
 
-/// Panels times a tile of columns, added to `out`. Where a form has a loop of its own, a panel meets all columns at once.
-/// Else panels take turns block by block, so that the columns' block stays in the first-level cache for all of them;
-/// meanwhile each panel's next block arrives.
+/// Panels times a tile of columns, added to `out`. Weights that come from memory for few columns: one panel after the
+/// other. Else, where a form has a loop of its own, a panel meets all columns at once; where it has none, panels take turns
+/// block by block, so that the columns' block stays in the first-level cache for all of them; meanwhile each panel's next
+/// block arrives.
 struct TileOf<'a, F: Form, const NC: usize> {
     /// Whole panels.
     panels: &'a [F::Block],
@@ -58,6 +63,8 @@ struct TileOf<'a, F: Form, const NC: usize> {
     first: usize,
     table: &'a [u8; 16],
     x: &'a [F::X<NC>],
+    /// Whether the weights come from memory.
+    stream: bool,
     /// Bytes from the end of `x` to the same blocks of the next tile.
     skip: usize,
     out: &'a mut Out,
@@ -69,13 +76,19 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
     fn eval<S: Simd>(self, s: S) {
         let table = s.table(self.table);
         let (blocks, first) = (self.blocks, self.first);
-        if NC == 1 {
+        if NC == 1 || NC < TURNS && self.stream {
+            let ahead = if NC < 4 { NEAR } else { FAR };
             for (panel, out) in self.panels.chunks_exact(blocks).zip(self.out) {
-                let mut acc = [s.load_f(&out[0]); NC];
-                for (w, x) in panel[first..].iter().zip(self.x) {
-                    F::multiply::<S, NC>(s, w, NEAR, table, x, &mut acc);
+                let mut acc = [s.splat_f(0.0); NC];
+                for (acc, out) in acc.iter_mut().zip(&*out) {
+                    *acc = s.load_f(out);
                 }
-                s.store_f(&mut out[0], acc[0]);
+                for (w, x) in panel[first..].iter().zip(self.x) {
+                    F::multiply::<S, NC>(s, w, ahead, table, x, &mut acc);
+                }
+                for (out, acc) in out.iter_mut().zip(acc) {
+                    s.store_f(out, acc);
+                }
             }
             return;
         }
@@ -139,19 +152,21 @@ struct Piece<'a> {
     panels: Panels<'a>,
     /// Whether the blocks are unpacked: then the panels hold those of `run` only.
     opened: bool,
+    /// Whether few tiles meet them, so that they come from memory.
+    stream: bool,
     run: Range<usize>,
 }
 
 /// Adds the products of a piece and a tile of `width` columns, all of whose blocks `x` holds, to `out`.
 fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
     fn tile<F: Form>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
-        let Piece { panels: Panels { bytes, table, blocks, .. }, opened, run } = piece;
+        let Piece { panels: Panels { bytes, table, blocks, .. }, opened, stream, run } = piece;
         let (panels, first) = (view::<F::Block, u8>(bytes), if opened { 0 } else { run.start });
         macro_rules! run {
             ($nc:literal) => {{
                 let x = view::<F::X<$nc>, i32>(x);
                 let skip = (x.len() - run.len()) * size_of::<F::X<$nc>>();
-                TileOf::<F, $nc> { panels, blocks, first, table, x: &x[run], skip, out }
+                TileOf::<F, $nc> { panels, blocks, first, table, x: &x[run], stream, skip, out }
             }};
         }
         match width {
@@ -236,7 +251,8 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
     let mut lines = OPENED.take();
     for first in (0..blocks).step_by(span) {
         let run = first..blocks.min(first + span);
-        let mut piece = Piece { panels, opened: opens.is_some(), run };
+        let stream = x.tiles.len() < OPEN;
+        let mut piece = Piece { panels, opened: opens.is_some(), stream, run };
         if let Some(block) = opens {
             let need = count * piece.run.len() * block;
             lines.grow(need.div_ceil(64));
@@ -464,8 +480,8 @@ mod tests {
                         let (table, blocks) = (table(dtype), cols / form.cols());
                         // In two runs, as a span of the cache would cut it.
                         let panels = Panels { bytes: twice, form, table: &table, blocks };
-                        for run in [0..blocks / 2, blocks / 2..blocks] {
-                            let piece = Piece { panels, opened: false, run };
+                        for (run, stream) in [(0..blocks / 2, true), (blocks / 2..blocks, false)] {
+                            let piece = Piece { panels, opened: false, stream, run };
                             multiply(isa, piece, tile.width, words, &mut out);
                         }
                         if let Some(bytes) = form.open_bytes() {
@@ -473,7 +489,7 @@ mod tests {
                             open(isa, panels, 0..blocks, &mut lines);
                             let panels = Panels { bytes: view(&lines), ..panels };
                             let mut opened = Out::default();
-                            let piece = Piece { panels, opened: true, run: 0..blocks };
+                            let piece = Piece { panels, opened: true, stream: false, run: 0..blocks };
                             multiply(isa, piece, tile.width, words, &mut opened);
                             assert_eq!(opened, out, "{} {isa} unpacked first", dtype.name());
                         }
