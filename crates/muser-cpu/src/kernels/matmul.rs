@@ -27,8 +27,6 @@ pub const PANELS: usize = 4;
 const OPEN: usize = 4;
 /// Panels of one unit take about this much of the second-level cache in prefill.
 const CACHE: usize = 512 << 10;
-/// Columns from which panels take turns: fewer wait for memory, which gives more to one stream.
-const TURNS: usize = 8;
 /// Bytes between a load and its prefetch for four columns and more of one stream.
 const FAR: usize = 2304;
 /// Bytes of the longest run that a thread claims with few columns.
@@ -76,7 +74,7 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
     fn eval<S: Simd>(self, s: S) {
         let table = s.table(self.table);
         let (blocks, first) = (self.blocks, self.first);
-        if NC == 1 || NC < TURNS && self.stream {
+        if NC == 1 || self.stream {
             let ahead = if NC < 4 { NEAR } else { FAR };
             for (panel, out) in self.panels.chunks_exact(blocks).zip(self.out) {
                 let mut acc = [s.splat_f(0.0); NC];
