@@ -1,0 +1,126 @@
+//! Products beside plain arithmetic.
+
+use super::*;
+use crate::activations::{Scales, widths};
+use crate::forms::{pack_panel, table};
+use muser_format::DType;
+
+/// Blocks of every type with random bits and sane scales.
+fn blocks(dtype: DType) -> Vec<u8> {
+    let file = std::fs::read(muser_testkit::fixture("quant-blocks/blocks.safetensors")).unwrap();
+    let all = safetensors::SafeTensors::deserialize(&file).unwrap();
+    match all.tensor(&format!("{}.blocks", dtype.name())) {
+        Ok(t) => t.data().to_vec(),
+        Err(_) => (0..4096u32).flat_map(|i| ((i as f32 * 0.7).sin() * 3.0).to_le_bytes()).collect(),
+    }
+}
+
+/// 16 rows of `cols` values, made of the fixture's blocks in a shuffled order.
+fn rows(dtype: DType, cols: usize) -> Vec<Vec<u8>> {
+    let blocks = blocks(dtype);
+    let size = dtype.block_bytes();
+    let count = blocks.len() / size;
+    let row = |r: usize| {
+        (0..cols / dtype.block_len())
+            .flat_map(|b| blocks[(r * 37 + b * 11) % count * size..][..size].to_vec())
+            .collect()
+    };
+    (0..LANES).map(row).collect()
+}
+
+/// Every type, width and instruction set against the dequantised weights times the quantised activations in f64.
+#[test]
+fn every_kernel_multiplies() {
+    let pool = Pool::new(1).unwrap();
+    let cols = 512;
+    let x: Vec<f32> =
+        (0..18 * cols).map(|i| ((i * i % 1013) as f32 * 0.37).sin() * (1.0 + (i % 7) as f32)).collect();
+    for dtype in DType::ALL.iter().copied() {
+        let rows = rows(dtype, cols);
+        let form = FormKind::of(dtype);
+        let mut panel = vec![0i32; 2 * form.panel_bytes(cols) / 4];
+        let panel = crate::plain::view_mut::<u8, i32>(&mut panel);
+        let (twice, second) = panel.split_at_mut(form.panel_bytes(cols));
+        pack_panel(dtype, &std::array::from_fn(|r| rows[r].as_slice()), twice);
+        second.copy_from_slice(twice);
+        let twice: &[u8] = panel;
+        let weights: Vec<Vec<f32>> = rows
+            .iter()
+            .map(|r| {
+                let mut w = vec![0.0; cols];
+                muser_format::dequantize(dtype, r, &mut w).unwrap();
+                w
+            })
+            .collect();
+        let mut scalar: Vec<Vec<u32>> = vec![];
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            // 18 columns: a tile of ten and one of eight.
+            for width in widths(isa).iter().copied().chain([18]) {
+                let mut prepared = Prepared::default();
+                let picks: Vec<usize> = (0..width).collect();
+                prepared.fill(&pool, isa, &x, cols, &picks, &[form.scales()]);
+                let mut results: Vec<[f32; LANES]> = vec![];
+                for tile in &prepared.tiles {
+                    let mut out = Out::default();
+                    let words = prepared.tile(form.scales(), tile);
+                    let (table, blocks) = (table(dtype), cols / form.cols());
+                    // In two runs, as a span of the cache would cut it.
+                    let panels = Panels { bytes: twice, form, table: &table, blocks };
+                    for (run, stream) in [(0..blocks / 2, true), (blocks / 2..blocks, false)] {
+                        let piece = Piece { panels, opened: false, stream, run };
+                        multiply(isa, piece, tile.width, words, &mut out);
+                    }
+                    if let Some(bytes) = form.open_bytes() {
+                        let mut lines = vec![Line([0; 64]); 2 * blocks * bytes / 64];
+                        open(isa, panels, 0..blocks, &mut lines);
+                        let panels = Panels { bytes: view(&lines), ..panels };
+                        let mut opened = Out::default();
+                        let piece = Piece { panels, opened: true, stream: false, run: 0..blocks };
+                        multiply(isa, piece, tile.width, words, &mut opened);
+                        assert_eq!(opened, out, "{} {isa} unpacked first", dtype.name());
+                    }
+                    assert_eq!(out[0], out[1], "two equal panels");
+                    results.extend(&out[0][..tile.used]);
+                }
+                for (c, result) in results.iter().enumerate() {
+                    let xq = quantised(&x[c * cols..][..cols], form.scales());
+                    for (r, w) in weights.iter().enumerate() {
+                        let products = || w.iter().zip(&xq).map(|(w, x)| *w as f64 * x);
+                        let (want, size) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+                        let apart = (result[r] as f64 - want).abs();
+                        assert!(
+                            apart <= 2e-6 * size,
+                            "{} {isa} width {width}, column {c}, row {r}: {} for {want}",
+                            dtype.name(),
+                            result[r]
+                        );
+                    }
+                    let bits: Vec<u32> = result.iter().map(|v| v.to_bits()).collect();
+                    if scalar.len() == c {
+                        scalar.push(bits.clone());
+                    }
+                    assert!(
+                        scalar[c] == bits,
+                        "{} {isa} width {width}, column {c}: bits differ",
+                        dtype.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What the quantised activations stand for.
+fn quantised(x: &[f32], scales: Scales) -> Vec<f64> {
+    let len = match scales {
+        Scales::Per256 => 256,
+        Scales::Per32 => 32,
+        Scales::Float => return x.iter().map(|v| *v as f64).collect(),
+    };
+    let block = |x: &[f32]| {
+        let most = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let inverse = 127.0 / most;
+        x.iter().map(|v| ((v * inverse).round_ties_even() * (most / 127.0)) as f64).collect::<Vec<_>>()
+    };
+    x.chunks(len).flat_map(block).collect()
+}
