@@ -273,9 +273,6 @@ __device__ __forceinline__ float4 sum_all(float4 v, float4* partial) {
         v = add4(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, d), __shfl_xor_sync(0xffffffffu, v.y, d), __shfl_xor_sync(0xffffffffu, v.z, d), __shfl_xor_sync(0xffffffffu, v.w, d)));
     return v;
 }
-__device__ __forceinline__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
-__device__ __forceinline__ float4 mul4(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
-__device__ __forceinline__ float4 scale4(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_constant__ Chain c) {
     const u32 warp = threadIdx.x >> 5;

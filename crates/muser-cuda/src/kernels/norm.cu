@@ -76,10 +76,6 @@ __device__ __forceinline__ float rms_fours(const float4* v, u32 n, float eps, fl
     return rsqrtf(block_sum(sum, shared) / (float)n + eps);
 }
 
-__device__ __forceinline__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
-__device__ __forceinline__ float4 mul4(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
-__device__ __forceinline__ float4 scale4(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
-
 // x += rms(p) * post (post null: x += p); h = rms(x) * next; features get x where a capture stands. grid: (rows), a thread for each eight
 // values, four at once. The squares of x are those of p * post and x before and their products, so one sum of a block tells both norms.
 extern "C" __global__ void __launch_bounds__(1024) tail(const Planes p, const float* post, float post_eps, float* x, const float* next, float eps, u32 n,
