@@ -93,6 +93,26 @@ macro_rules! blocks {
     };
 }
 
+/// Runs a loop over `$n` blocks with operands of its own and those of every such loop.
+macro_rules! run {
+    (($w:ident, $x:ident, $acc:ident, $n:ident), $code:expr, $($own:tt)*) => {
+        asm!(
+            $code,
+            $($own)*
+            word = const WORD, next = const size_of::<X>(),
+            blocks = inout(reg) $n => _, acc = in(reg) $acc.as_mut_ptr(), scales = out(reg) _,
+            w = inout(reg) $w.as_ptr() => _, x = inout(reg) $x.as_ptr() => _,
+            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+            out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
+            out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
+            out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
+            out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _,
+            out("zmm30") _, inout("zmm31") _mm512_set1_epi32(0x8000) => _,
+            options(nostack)
+        )
+    };
+}
+
 /// Adds blocks of [`crate::forms::Paired`] times a tile to `acc`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
@@ -104,7 +124,8 @@ pub fn paired(w: &[PairedBlock], x: &[X], acc: &mut [__m512; COLUMNS]) {
     // SAFETY: instructions of the features named here. Of each block, `w` reads the codes, the scales through a register of
     // their own, then minima and steps at offsets, and ends at the next block; so does `x` with words, sums and scale.
     unsafe {
-        asm!(
+        run!(
+            (w, x, acc, blocks),
             blocks!(
                 "lea {scales}, [{w} + {first_scale}]\n.rept 4\n",
                 two!(each!("vpxord zmm2" ", zmm2" ", zmm2" ""), ", zmm31\nvpdpbusd zmm2"),
@@ -122,7 +143,7 @@ pub fn paired(w: &[PairedBlock], x: &[X], acc: &mut [__m512; COLUMNS]) {
                     vfmadd231ps zmm" ", zmm1" ", dword ptr [{x} + {scale} + 4*" "]{{1to16}}"),
                 "add {w}, {rest}\nadd {x}, {rest_x}\n",
             ),
-            steps = const 8, word = const WORD, next = const size_of::<X>(),
+            steps = const 8,
             first_scale = const offset_of!(PairedBlock, scales),
             // From where the codes end, and from where the sums end.
             d = const offset_of!(PairedBlock, d) - offset_of!(PairedBlock, scales),
@@ -130,15 +151,6 @@ pub fn paired(w: &[PairedBlock], x: &[X], acc: &mut [__m512; COLUMNS]) {
             rest = const size_of::<PairedBlock>() - offset_of!(PairedBlock, scales),
             scale = const offset_of!(X, scale) - offset_of!(X, start16),
             rest_x = const size_of::<X>() - offset_of!(X, start16),
-            blocks = inout(reg) blocks => _, acc = in(reg) acc.as_mut_ptr(), scales = out(reg) _,
-            w = inout(reg) w.as_ptr() => _, x = inout(reg) x.as_ptr() => _,
-            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
-            out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
-            out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
-            out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
-            out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _,
-            out("zmm30") _, inout("zmm31") _mm512_set1_epi32(0x8000) => _,
-            options(nostack)
         );
     }
 }
@@ -153,7 +165,8 @@ pub fn paired_offset(w: &[PairedOffsetBlock], x: &[X], acc: &mut [__m512; COLUMN
     }
     // SAFETY: as in `paired`; beginnings of sums are read through registers of their own.
     unsafe {
-        asm!(
+        run!(
+            (w, x, acc, blocks),
             blocks!(
                 "lea {scales}, [{w} + {first_scale}]\nlea {start}, [{x} + {first_start}]\n",
                 "lea {raised}, [{x} + {first_raised}]\n.rept 8\n",
@@ -167,7 +180,7 @@ pub fn paired_offset(w: &[PairedOffsetBlock], x: &[X], acc: &mut [__m512; COLUMN
                     vfmadd231ps zmm" ", zmm1" ", dword ptr [{x} + {scale} + 4*" "]{{1to16}}"),
                 "add {w}, {rest}\nadd {x}, {rest_x}\n",
             ),
-            steps = const 4, word = const WORD, next = const size_of::<X>(),
+            steps = const 4,
             first_scale = const offset_of!(PairedOffsetBlock, scales),
             first_start = const offset_of!(X, start16), first_raised = const offset_of!(X, raised16),
             // From where the codes end, and from where the words end.
@@ -175,16 +188,7 @@ pub fn paired_offset(w: &[PairedOffsetBlock], x: &[X], acc: &mut [__m512; COLUMN
             rest = const size_of::<PairedOffsetBlock>() - offset_of!(PairedOffsetBlock, scales),
             scale = const offset_of!(X, scale) - offset_of!(X, sums),
             rest_x = const size_of::<X>() - offset_of!(X, sums),
-            blocks = inout(reg) blocks => _, acc = in(reg) acc.as_mut_ptr(),
-            scales = out(reg) _, start = out(reg) _, raised = out(reg) _,
-            w = inout(reg) w.as_ptr() => _, x = inout(reg) x.as_ptr() => _,
-            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
-            out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
-            out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
-            out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
-            out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _,
-            out("zmm30") _, inout("zmm31") _mm512_set1_epi32(0x8000) => _,
-            options(nostack)
+            start = out(reg) _, raised = out(reg) _,
         );
     }
 }
