@@ -212,6 +212,7 @@ fn check(count: u32, chunks: &[usize], kv: KvType) {
             cuda.close(y);
         }
     }
+    wrong += usize::from(!asked(kv));
     wrong += usize::from(!streams(kv));
     std::process::exit(i32::from(wrong > 0));
 }
@@ -271,6 +272,30 @@ fn split() {
     }
     println!("{wrong} differ");
     std::process::exit(i32::from(wrong > 0));
+}
+
+/// Passes of which only some rows, not the first, ask for logits: one, a group, as many rows as many passes have.
+fn asked(kv: KvType) -> bool {
+    let (_, model) = fixtures().remove(1);
+    let options = CudaOptions { max_rows: Some(64), kv, ..CudaOptions::default() };
+    let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
+    let mut reference = Reference::new(model.clone(), kv, 64);
+    let tokens: Vec<u32> = (0..64).map(|i| (i * 37 + i * i * 11) % 760).collect();
+    let mut same = true;
+    for (n, ask) in [(2, 1), (3, 1), (17, 1), (20, 2), (5, 3), (32, 20), (64, 1), (64, 2), (64, 7), (64, 40)]
+    {
+        let both = [&mut reference as &mut dyn Device, &mut cuda].map(|device| {
+            let seq = device.open(400).unwrap();
+            let mut batch = rows(seq, 0, &tokens[..n], false);
+            batch.iter_mut().rev().skip(usize::from(n > 2)).take(ask).for_each(|row| row.logits = true);
+            let logits = run(device, Pass::Target, &batch);
+            device.close(seq);
+            logits
+        });
+        let what = format!("{ask} of {n} rows ask");
+        same &= compare(&what, &both[0], &both[1], model.geometry().vocab, most_kl(kv)[0]);
+    }
+    same
 }
 
 /// Two sequences in one pass: one whose rings have turned and whose keys are split among blocks, and a short one. What keys get lost

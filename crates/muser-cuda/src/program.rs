@@ -371,10 +371,15 @@ impl<'a> Compiler<'a> {
 
     /// What a pass writes and reads of an activation: many rows f16 alone, groups tiles.
     pub(crate) fn activation(&self, act: &Act) -> Activation {
+        self.activation_of(act, self.key.rows)
+    }
+
+    /// The same of so many rows.
+    fn activation_of(&self, act: &Act, rows: usize) -> Activation {
         let a = act.addresses();
-        if self.large() {
+        if rows > SMALL {
             a.halves()
-        } else if self.key.rows > ALONE || self.key.even {
+        } else if rows > ALONE || self.key.even {
             a.tiles()
         } else {
             a.rows()
@@ -398,7 +403,7 @@ impl<'a> Compiler<'a> {
         if n < self.key.rows {
             // Rows that ask, in the order of their logits.
             let args = Args::default().ptr(b.rows.ptr).activation(&x).int(m.cols);
-            x = self.activation(&b.picked);
+            x = self.activation_of(&b.picked, n);
             self.push(steps.clone(), NORM, "gather", (self.key.rows, 1, 1), 1024, args.activation(&x))?;
         }
         let mut left = Planes::one(logits);

@@ -238,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(1024) gather(const Row* rows, const
     wait_previous();
     const int to = rows[blockIdx.x].logit;
     if (to < 0) return;
-    if (out.t) {
+    if (out.t && from.t) {
         // Words of tiles' rows.
         const u32 all = (n + 255) / 256 * (GROUP_ROW / 2);
         for (u32 i = threadIdx.x; i < all; i += 1024) {
@@ -247,7 +247,12 @@ extern "C" __global__ void __launch_bounds__(1024) gather(const Row* rows, const
         }
         return;
     }
-    for (u32 e = threadIdx.x; e < n; e += 1024) out.h[(u64)to * n + e] = from.h[(u64)blockIdx.x * n + e];
+    // One or two rows of a group are to stand alone, or a few of many rows are a group.
+    for (u32 e = threadIdx.x; (e & ~31u) < n; e += 1024) {
+        u16 w = 0;
+        if (e < n) w = from.t ? tile_row(from.t, blockIdx.x, e)[in_tile(e)] : from.h[(u64)blockIdx.x * n + e];
+        put1(out, to, e, n, half_to_float(w));
+    }
 }
 
 // The largest logit of each part of a row and its index, the lowest among equals. grid: (rows, parts), 1024 threads.
