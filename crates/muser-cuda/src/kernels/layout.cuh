@@ -13,7 +13,7 @@
 // IQ4   as Q4: the quants are places in a table of 16 values
 // FP4   2048: [piece] 32 quants, E2M1; 256: [lane][row / 8][half][step / 2] scales, UE4M3
 // A word of four-bit quants holds elements 0, 4, 2, 6, 1, 5, 3, 7 from its lowest nibble on: masks leave pairs of neighbours. Those of
-// IQ4 are looked up four at a time and stand in their order.
+// IQ4 are looked up four at a time and stand in their order, those of FP4 as fields_fp4 wants them.
 enum { F16 = 0, Q8 = 1, Q4 = 2, Q4K = 3, Q5K = 4, Q6K = 5, IQ4 = 6, FP4 = 7 };
 
 __device__ constexpr int tile_bytes(int type) {
@@ -49,6 +49,27 @@ __device__ __forceinline__ u32 k_shift(u32 t) { return (24 * t) & 31; }
 // Four of the 16 values of IQ4_NL and IQ4_XS (kvalues_iq4nl of ggml), each 128 too high.
 #define IQ4_TABLE(i) ((i) == 0 ? 0x3f2d1801u : (i) == 1 ? 0x766a5d4fu : (i) == 2 ? 0xa6998d81u : 0xf1d9c5b5u)
 
+// Eight E2M1 values as four pairs of halves 2^-14 of what they are: their bits are those of such a half, a sign and three more. A word
+// holds them so that four shifts and four masks are enough: no four shifts of a word alone bring all 32 bits to these places, two by
+// two combined do. join_fp4 turns it round.
+#define E2M1_PAIR 0x8e008e00
+__device__ __forceinline__ void fields_fp4(u32 w, u32* out) {
+    out[0] = (w << 6) & E2M1_PAIR;
+    out[1] = (w << 9) & E2M1_PAIR;
+    out[2] = (w ^ (w << 2)) & E2M1_PAIR;
+    out[3] = (w ^ (w >> 3)) & E2M1_PAIR;
+}
+__device__ __forceinline__ u32 join_fp4(const u32* pairs) {
+    u32 w = pairs[0] >> 6 | pairs[1] >> 9;
+    // What is left is known bit by bit, from those before.
+    w |= (pairs[3] ^ (w >> 3)) & 0x80008000;
+    w |= ((pairs[2] ^ w) & 0x80008000) >> 2;
+    w |= (pairs[2] ^ (w << 2)) & 0x08000800;
+    w |= (pairs[3] ^ (w >> 3)) & 0x04000400;
+    w |= ((pairs[3] ^ w) & 0x0a000a00) << 3;
+    return w | ((pairs[2] ^ w) & 0x06000600) >> 2;
+}
+
 // One weight, for reading a row of an embedding table.
 __device__ inline float weight(int type, const u8* base, u32 cols, u32 row, u32 i) {
     u32 blocks = (cols + 255) / 256, e = i & 255, half = e >> 7, t = (e >> 5) & 3, step = (e >> 3) & 3, k = e & 7;
@@ -60,15 +81,18 @@ __device__ inline float weight(int type, const u8* base, u32 cols, u32 row, u32 
         float d = half_to_float(((const u16*)head)[lane * 4 + r * 2 + half]);
         return d * (float)((int)u[(((r * 2 + half) * 2 + (step >> 1)) * 32 + lane) * 16 + (step & 1) * 8 + k] - 128);
     }
-    int q = (((const u32*)u)[piece * 4 + step] >> (4 * nibble_of(type, k))) & 15;
+    const u32 word = ((const u32*)u)[piece * 4 + step];
+    if (type == FP4) {
+        // Both as halves: 2^-14 and 2^-8 of what they are, of which the caller's norm knows the second.
+        u32 pairs[4];
+        fields_fp4(word, pairs);
+        float scale = half_to_float((u16)(head[lane * 8 + (r * 2 + half) * 2 + (step >> 1)] << 7));
+        return half_to_float((u16)(pairs[k >> 1] >> (16 * (k & 1)))) * 16384.0f * scale;
+    }
+    int q = (word >> (4 * nibble_of(type, k))) & 15;
     if (type == IQ4) {
         u32 value = (IQ4_TABLE(q >> 2) >> (8 * (q & 3))) & 255;
         return half_to_float(((const u16*)head)[lane * 4 + r * 2 + half]) * (float)((int)value - 128);
-    }
-    if (type == FP4) {
-        // Both as halves: 2^-14 and 2^-8 of what they are, of which the caller's norm knows the second.
-        float scale = half_to_float((u16)(head[lane * 8 + (r * 2 + half) * 2 + (step >> 1)] << 7));
-        return half_to_float((u16)(((q & 7) << 9) | ((q & 8) << 12))) * 16384.0f * scale;
     }
     if (type == Q4) return half_to_float(((const u16*)head)[lane * 4 + r * 2 + half]) * (float)(q - 8);
     if (type == Q6K) {
@@ -150,13 +174,6 @@ __device__ __forceinline__ u32 four_iq4(u32 q) {
     u32 at = q & 0x7777;
     u32 low = __byte_perm(IQ4_TABLE(0), IQ4_TABLE(1), at), high = __byte_perm(IQ4_TABLE(2), IQ4_TABLE(3), at);
     return __byte_perm(low, high, 0x3210 | ((q & 0x8888) >> 1));
-}
-// Eight E2M1 values as halves 2^-14 of what they are: their bits are those of such a half.
-__device__ __forceinline__ void fields_fp4(u32 w, u32* out) {
-    out[0] = ((w << 9) & 0x0e000e00) | ((w << 12) & 0x80008000);
-    out[1] = ((w << 1) & 0x0e000e00) | ((w << 4) & 0x80008000);
-    out[2] = ((w << 5) & 0x0e000e00) | ((w << 8) & 0x80008000);
-    out[3] = ((w >> 3) & 0x0e000e00) | (w & 0x80008000);
 }
 __device__ __forceinline__ void nibbles_fp4(u32 w, u32 scale, u32* out) {
     fields_fp4(w, out);

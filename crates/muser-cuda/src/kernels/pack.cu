@@ -104,14 +104,15 @@ extern "C" __global__ void pack(const u8* raw, u64 row_bytes, u32 rows, u32 cols
     } else {
         u32 high[2] = {0, 0};
         for (int i = 0; i < 4; ++i) {
-            u32 word = 0;
+            u32 word = 0, pairs[4] = {0, 0, 0, 0};
             for (int k = 0; k < 8; ++k) {
                 u32 q = live ? quant(b, base + i * 8 + k) : 0;
-                word |= (q & 15) << (4 * nibble_of(TO, k));
+                if (TO == FP4) pairs[k >> 1] |= ((q & 7) << 9 | (q & 8) << 12) << (16 * (k & 1));
+                else word |= (q & 15) << (4 * nibble_of(TO, k));
                 if (TO == Q5K) high[0] |= (q >> 4) << q5_bit(i, k);
                 if (TO == Q6K) high[i >> 1] |= (q >> 4) << q6_bit(i, k);
             }
-            ((u32*)u)[piece * 4 + i] = word;
+            ((u32*)u)[piece * 4 + i] = TO == FP4 ? join_fp4(pairs) : word;
         }
         if (TO == Q5K) ((u32*)(u + 2048))[piece] = high[0];
         if (TO == Q6K) ((uint2*)(u + 2048))[piece] = make_uint2(high[0], high[1]);
