@@ -5,6 +5,7 @@
 // Kernels index several arrays by the same column.
 #![allow(clippy::needless_range_loop)]
 
+mod cross;
 mod floats;
 mod k2;
 mod k3;
@@ -19,14 +20,16 @@ mod q8;
 mod unpack;
 
 use crate::activations::Scales;
+use crate::isa::Isa;
 use crate::plain::Plain;
 use crate::simd::{LANES, Simd};
 use muser_format::DType;
 
+pub use cross::CrossedBlock;
 pub use floats::{Bf16, F16, F32};
 pub use k2::K2;
 pub use k3::K3;
-pub use k4::K4;
+pub use k4::{Crosses, K4};
 pub use k5::K5;
 pub use k6::K6;
 pub use lut4::Lut4;
@@ -68,13 +71,15 @@ pub trait Packed: Form {
     fn pack(dtype: DType, rows: &[&[u8]; LANES], block: &mut Self::Block);
 }
 
-/// A form that many tiles of columns meet unpacked: codes as bytes and scales as floats, made once for all of them. The
-/// same operations in the same order, so the same bits.
-pub trait Opens: Packed {
+/// How a form's blocks are unpacked that many tiles of columns meet: codes as bytes, made once for all of them. Sums of
+/// whole numbers are the same, and floats meet the same operations in the same order, so the same bits.
+pub trait Opens: 'static {
+    /// The packed block.
+    type Packed: Plain;
     /// The unpacked form.
     type Open: Form;
     /// Unpacks a block.
-    fn open<S: Simd>(s: S, w: &Self::Block, table: S::B, to: &mut <Self::Open as Form>::Block);
+    fn open<S: Simd>(s: S, w: &Self::Packed, table: S::B, to: &mut <Self::Open as Form>::Block);
 }
 
 /// Which form.
@@ -133,10 +138,11 @@ macro_rules! with_form {
 }
 pub(crate) use with_form;
 
-/// Calls `$f::<$form>($args)` for the form of a kind that [`Opens`], else gives `$other`.
+/// Calls `$f::<$opens>($args)` for what unpacks the form of a kind for these instructions; where nothing does, gives `$other`.
 macro_rules! with_opening {
-    ($kind:expr, $other:expr, $f:ident $(, $arg:expr)*) => {
+    ($kind:expr, $isa:expr, $other:expr, $f:ident $(, $arg:expr)*) => {
         match $kind {
+            $crate::forms::FormKind::K4 if $isa == $crate::isa::Isa::Avx512 => $f::<$crate::forms::Crosses>($($arg),*),
             $crate::forms::FormKind::K4 => $f::<$crate::forms::K4>($($arg),*),
             $crate::forms::FormKind::K5 => $f::<$crate::forms::K5>($($arg),*),
             $crate::forms::FormKind::K6 => $f::<$crate::forms::K6>($($arg),*),
@@ -187,11 +193,19 @@ impl FormKind {
     }
 
     /// Bytes of an unpacked block of 16 rows; none where unpacking does not pay.
-    pub fn open_bytes(self) -> Option<usize> {
+    pub fn open_bytes(self, isa: Isa) -> Option<usize> {
         fn bytes<F: Opens>() -> Option<usize> {
             Some(size_of::<<F::Open as Form>::Block>())
         }
-        with_opening!(self, None, bytes)
+        with_opening!(self, isa, None, bytes)
+    }
+
+    /// How activations are prepared that meet it unpacked, where it is.
+    pub fn open_scales(self, isa: Isa) -> Scales {
+        fn scales<F: Opens>() -> Scales {
+            F::Open::SCALES
+        }
+        with_opening!(self, isa, self.scales(), scales)
     }
 
     /// How activations are prepared.

@@ -1,10 +1,10 @@
 //! What the machine's memory and its dot units can do now: the limits beside which speeds are printed.
 
-use crate::activations::Prepared;
+use crate::activations::{Prepared, tiles};
 use crate::arena::Arena;
 use crate::forms::{FormKind, table};
 use crate::isa::Isa;
-use crate::kernels::matmul::{PANELS, Panels, all_tiles, span};
+use crate::kernels::matmul::{PANELS, Panels, all_tiles, scales, span};
 use crate::plain::view;
 use crate::pool::Pool;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
@@ -57,7 +57,14 @@ pub fn kernel(isa: Isa, dtype: DType, columns: usize, cols: usize) -> f64 {
     let panels = view::<u8, i32>(&panels);
     let mut x = Prepared::default();
     let picks: Vec<usize> = (0..columns).collect();
-    x.fill(&pool, isa, &vec![1.0; columns * cols], cols, &picks, &[form.scales()]);
+    x.fill(
+        &pool,
+        isa,
+        &vec![1.0; columns * cols],
+        cols,
+        &picks,
+        &[scales(isa, form, tiles(columns, isa).len())],
+    );
     let (table, blocks) = (table(dtype), cols.div_ceil(form.cols()));
     let panels = Panels { bytes: panels, form, table: &table, blocks };
     let mut sums = vec![];
@@ -66,7 +73,7 @@ pub fn kernel(isa: Isa, dtype: DType, columns: usize, cols: usize) -> f64 {
     let run = || {
         let start = Instant::now();
         for _ in 0..rounds {
-            all_tiles(isa, black_box(panels), span(form, PANELS), &x, &mut sums);
+            all_tiles(isa, black_box(panels), span(isa, form, PANELS), &x, &mut sums);
             black_box(&mut sums);
         }
         let operations = 2 * PANELS * LANES * cols * columns * rounds;

@@ -3,6 +3,7 @@
 use crate::activations::{Scales, tiles};
 use crate::forms::FormKind;
 use crate::isa::Isa;
+use crate::kernels::matmul::scales;
 use muser_core::{Buf, Lane, Mask, Model, Op, Pass, Plan, RopePairs, Route, Slot};
 use muser_format::DType;
 use std::ops::Range;
@@ -218,10 +219,11 @@ fn form_file(form: FormKind) -> &'static str {
     }
 }
 
-/// Ways to prepare activations that the weights of a stage want.
-pub fn wanted(forms: impl Iterator<Item = FormKind>) -> Vec<Scales> {
+/// Ways to prepare so many columns of activations that the weights of a stage want.
+pub fn wanted(isa: Isa, columns: usize, forms: impl Iterator<Item = FormKind>) -> Vec<Scales> {
+    let tiles = tiles(columns, isa).len();
     let mut wanted = vec![];
-    for scales in forms.map(FormKind::scales) {
+    for scales in forms.map(|form| scales(isa, form, tiles)) {
         if !wanted.contains(&scales) {
             wanted.push(scales);
         }

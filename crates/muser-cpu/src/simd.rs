@@ -11,8 +11,8 @@ mod avx512;
 mod neon;
 mod scalar;
 
-use crate::activations::{Block256, quantise};
-use crate::forms::{PairedBlock, PairedOffsetBlock};
+use crate::activations::{Block256, Cross256, crosses, quantise};
+use crate::forms::{CrossedBlock, PairedOffsetBlock};
 use crate::isa::Isa;
 
 /// Lanes of a vector: rows of a panel.
@@ -81,12 +81,23 @@ pub trait Simd: Copy + Send + Sync {
     /// Adds to each lane the products of its four unsigned bytes of `w` (at most 128) and the four signed bytes of `x`
     /// (at least -127).
     fn dot(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
-    /// Adds a run of blocks of [`crate::forms::Paired`] times the columns to `acc`, where there is a loop of its own for
+    /// Adds to each lane the products of its four bytes of `a` and of `b`, codes of 15 at most.
+    #[inline(always)]
+    fn dot_codes(self, acc: Self::I, a: Self::B, b: Self::B) -> Self::I {
+        let (mut codes, mut sums) = ([[0; 64]; 2], [0; LANES]);
+        self.store_b(&mut codes[0], a);
+        self.store_b(&mut codes[1], b);
+        for (i, (a, b)) in codes[0].iter().zip(&codes[1]).enumerate() {
+            sums[i / 4] += i32::from(*a) * i32::from(*b);
+        }
+        self.add_i(acc, self.load_i(&sums))
+    }
+    /// Adds a run of blocks of [`CrossedBlock`] times the columns to `acc`, where there is a loop of its own for
     /// that: then true.
-    fn paired<const NC: usize>(self, _: &[PairedBlock], _: &[Block256<NC>], _: &mut [Self::F; NC]) -> bool {
+    fn crossed<const NC: usize>(self, _: &[CrossedBlock], _: &[Cross256<NC>], _: &mut [Self::F; NC]) -> bool {
         false
     }
-    /// The same for [`crate::forms::PairedOffset`].
+    /// The same for blocks of Q6_K.
     fn paired_offset<const NC: usize>(
         self,
         _: &[PairedOffsetBlock],
@@ -104,6 +115,11 @@ pub trait Simd: Copy + Send + Sync {
     #[inline(always)]
     fn quantise(self, x: &[f32; 256], q: &mut [i8; 256], sums: &mut [i32; 16]) -> f32 {
         quantise(x, q, sums)
+    }
+    /// [`crosses`].
+    #[inline(always)]
+    fn crosses(self, q: &[i8; 256]) -> [i32; 8] {
+        crosses(q)
     }
 
     /// All lanes `v`.

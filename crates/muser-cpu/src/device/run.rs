@@ -153,7 +153,7 @@ impl CpuDevice {
     }
 
     fn prepare(&self, to: &mut Prepared, input: &[f32], cols: usize, picks: &[usize], matrices: &[&Matrix]) {
-        let wanted = wanted(matrices.iter().map(|m| m.form));
+        let wanted = wanted(self.isa, picks.len(), matrices.iter().map(|m| m.form));
         to.fill(&self.pool, self.isa, input, cols, picks, &wanted);
     }
 

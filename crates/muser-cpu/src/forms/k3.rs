@@ -110,6 +110,7 @@ fn codes<S: Simd>(s: S, group: &[[u8; 64]; 3], ahead: usize) -> [S::B; 8] {
 }
 
 impl Opens for K3 {
+    type Packed = Block;
     type Open = Offset;
 
     #[inline(always)]

@@ -13,6 +13,7 @@
 //! Per 64 bytes of codes: one load, three operations to unpack, two dots. Memory binds. The sums of two groups, each of
 //! 16 bits, share a lane, so that one operation scales both; what a block adds to is a whole number until its end.
 
+use super::cross::{Crossed, CrossedBlock};
 use super::open::{MinimaBlock, Paired, PairedBlock, less_minima};
 use super::unpack::{half_of, interleave4, nibbles_k, scale_min_k};
 use super::{Form, NEAR, Opens, Packed, add_pairs, dots, floats, raise};
@@ -94,7 +95,7 @@ impl Header {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
-        less_minima(s, total, self.d(s), (self.mins(s), self.dmin(s)), x, acc);
+        less_minima(s, total, self.d(s), (self.mins(s), self.dmin(s)), (&x.sums, &x.scale), acc);
     }
 
     /// Minima of all groups, paired as the activations' sums are.
@@ -200,22 +201,44 @@ impl Form for K4 {
 }
 
 impl Opens for K4 {
+    type Packed = Block;
     type Open = Paired;
 
     #[inline(always)]
     fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut PairedBlock) {
-        for (both, to) in w.codes.as_flattened().iter().zip(to.codes.as_chunks_mut::<2>().0) {
+        w.open(s, to);
+    }
+}
+
+impl Block {
+    #[inline(always)]
+    fn open<S: Simd>(&self, s: S, to: &mut PairedBlock) {
+        for (both, to) in self.codes.as_flattened().iter().zip(to.codes.as_chunks_mut::<2>().0) {
             let both = s.load_b(both, NEAR);
             s.store_b(&mut to[0], s.and_b(both, 15));
             s.store_b(&mut to[1], s.and_b(s.shr_b(both, 4), 15));
         }
-        for (to, scales) in to.scales.iter_mut().zip(&w.header.scales()) {
+        for (to, scales) in to.scales.iter_mut().zip(&self.header.scales()) {
             s.store_i(to, s.pairs_u8(scales));
         }
-        for (to, mins) in to.mins.iter_mut().zip(w.header.mins(s)) {
+        for (to, mins) in to.mins.iter_mut().zip(self.header.mins(s)) {
             s.store_i(to, mins);
         }
-        s.store_f(&mut to.d, w.header.d(s));
-        s.store_f(&mut to.dmin, w.header.dmin(s));
+        s.store_f(&mut to.d, self.header.d(s));
+        s.store_f(&mut to.dmin, self.header.dmin(s));
+    }
+}
+
+/// Unpacks Q4_K into [`Crossed`].
+pub struct Crosses;
+
+impl Opens for Crosses {
+    type Packed = Block;
+    type Open = Crossed;
+
+    #[inline(always)]
+    fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut CrossedBlock) {
+        w.open(s, &mut to.paired);
+        to.cross(s);
     }
 }

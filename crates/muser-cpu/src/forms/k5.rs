@@ -98,6 +98,7 @@ fn codes<S: Simd>(s: S, both: S::B, fifth: S::B, i: usize) -> [S::B; 2] {
 }
 
 impl Opens for K5 {
+    type Packed = Block;
     type Open = Minima;
 
     #[inline(always)]

@@ -106,6 +106,7 @@ fn codes<S: Simd>(s: S, group: &[[u8; 64]; 3], ahead: usize) -> [S::B; 4] {
 }
 
 impl Opens for K6 {
+    type Packed = Block;
     type Open = PairedOffset;
 
     #[inline(always)]

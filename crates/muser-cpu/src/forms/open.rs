@@ -8,7 +8,7 @@ use crate::simd::{LANES, Simd};
 
 /// Eight groups of 32 unsigned codes with scales and minima: Q5_K.
 pub struct Minima;
-/// The same where the sums of two groups share a lane: Q4_K.
+/// The same where the sums of two groups share a lane: Q4_K but with AVX-512.
 pub struct Paired;
 /// Sixteen groups of 16 codes that stand 64 above their meaning, with signed scales: three-bit types.
 pub struct Offset;
@@ -85,26 +85,27 @@ const SHARE: usize = 5;
 fn minima_sums<S: Simd, const NC: usize>(
     s: S,
     mins: &[S::I; 4],
-    x: &Block256<NC>,
+    x: &[[i32; NC]; 4],
     first: usize,
 ) -> [S::I; SHARE] {
     let mut sums = [s.splat_i(0); SHARE];
     for q in 0..4 {
         for c in first..NC.min(first + SHARE) {
-            sums[c - first] = s.dot_pair(sums[c - first], mins[q], &x.sums[q][c]);
+            sums[c - first] = s.dot_pair(sums[c - first], mins[q], &x[q][c]);
         }
     }
     sums
 }
 
-/// Adds `total` (whole scale times code times x) in steps of `d`, less the minima's part, times the activations' step.
+/// Adds `total` (whole scale times code times x) in steps of `d`, less the minima's part, times the activations' step: `x`
+/// are their sums and steps.
 #[inline(always)]
 pub fn less_minima<S: Simd, const NC: usize>(
     s: S,
     total: &[S::F; NC],
     d: S::F,
     (mins, dmin): ([S::I; 4], S::F),
-    x: &Block256<NC>,
+    (x, step): (&[[i32; NC]; 4], &[f32; NC]),
     acc: &mut [S::F; NC],
 ) {
     const { assert!(NC <= 2 * SHARE) }
@@ -112,20 +113,20 @@ pub fn less_minima<S: Simd, const NC: usize>(
     let sums = minima_sums(s, &mins, x, 0);
     for c in 0..NC.min(SHARE) {
         let sum = s.fma(s.to_f(sums[c]), dmin, s.mul_f(total[c], d));
-        acc[c] = s.fma(sum, s.splat_f(x.scale[c]), acc[c]);
+        acc[c] = s.fma(sum, s.splat_f(step[c]), acc[c]);
     }
     if NC > SHARE {
         let sums = minima_sums(s, &mins, x, SHARE);
         for c in SHARE..NC {
             let sum = s.fma(s.to_f(sums[c - SHARE]), dmin, s.mul_f(total[c], d));
-            acc[c] = s.fma(sum, s.splat_f(x.scale[c]), acc[c]);
+            acc[c] = s.fma(sum, s.splat_f(step[c]), acc[c]);
         }
     }
 }
 
 /// Loads a block's minima.
 #[inline(always)]
-fn minima<S: Simd>(s: S, mins: &[[i32; LANES]; 4]) -> [S::I; 4] {
+pub fn minima<S: Simd>(s: S, mins: &[[i32; LANES]; 4]) -> [S::I; 4] {
     [s.load_i(&mins[0]), s.load_i(&mins[1]), s.load_i(&mins[2]), s.load_i(&mins[3])]
 }
 
@@ -211,17 +212,17 @@ open_form!(Minima, MinimaBlock, |s, w, x, acc| {
         add_scaled(s, &mut total, &part, s.load_f(&w.scales[g]));
     }
     let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
-    less_minima(s, &total, d, (minima(s, &w.mins), dmin), x, acc);
+    less_minima(s, &total, d, (minima(s, &w.mins), dmin), (&x.sums, &x.scale), acc);
 });
 
-open_form!(Paired, PairedBlock, own paired, |s, w, x, acc| {
+open_form!(Paired, PairedBlock, |s, w, x, acc| {
     let mut total = [s.splat_i(0); NC];
     for p in 0..4 {
         let (codes, x) = (&w.codes.as_chunks::<16>().0[p], &x.q.as_chunks::<16>().0[p]);
         pair(s, &mut total, codes, x, [&[0; NC], &[0x8000; NC]], s.load_i(&w.scales[p]));
     }
     let (d, dmin) = (s.load_f(&w.d), s.load_f(&w.dmin));
-    less_minima(s, &floats(s, &total), d, (minima(s, &w.mins), dmin), x, acc);
+    less_minima(s, &floats(s, &total), d, (minima(s, &w.mins), dmin), (&x.sums, &x.scale), acc);
 });
 
 open_form!(Offset, OffsetBlock, |s, w, x, acc| {

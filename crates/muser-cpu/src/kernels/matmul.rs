@@ -4,7 +4,7 @@
 //! Prefill: a few panels stay in the second-level cache while all tiles of columns pass; the dot units bind.
 //! Sums run over blocks in order, one lane a row, so a column's result does not depend on its neighbours.
 
-use crate::activations::{Prepared, Tile};
+use crate::activations::{Prepared, Scales, Tile};
 use crate::arena::{Arena, Pages};
 use crate::forms::{Form, FormKind, NEAR, Opens, with_form, with_opening};
 use crate::isa::Isa;
@@ -20,13 +20,13 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 /// Most columns of a tile.
-const COLUMNS: usize = 10;
+const COLUMNS: usize = 8;
 /// Most panels that take turns on a tile's columns.
 pub const PANELS: usize = 4;
 /// Tiles of columns that make unpacking a panel first worth it.
 const OPEN: usize = 4;
 /// Panels of one unit take about this much of the second-level cache in prefill.
-const CACHE: usize = 512 << 10;
+const CACHE: usize = 520 << 10;
 /// Bytes between a load and its prefetch for four columns and more of one stream.
 const FAR: usize = 2304;
 /// Bytes of the longest run that a thread claims with few columns.
@@ -179,8 +179,6 @@ fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) 
             6 => crate::simd::wide(run!(6)),
             #[cfg(target_arch = "x86_64")]
             8 => crate::simd::wide(run!(8)),
-            #[cfg(target_arch = "x86_64")]
-            10 => crate::simd::wide(run!(10)),
             _ => unreachable!("tiles have the widths of activations::widths"),
         }
     }
@@ -188,7 +186,7 @@ fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) 
         tile::<F::Open>(isa, piece, width, x, out);
     }
     if piece.opened {
-        with_opening!(piece.panels.form, (), opened, isa, piece, width, x, out)
+        with_opening!(piece.panels.form, isa, (), opened, isa, piece, width, x, out)
     } else {
         with_form!(piece.panels.form, tile, isa, piece, width, x, out)
     }
@@ -208,7 +206,7 @@ thread_local! {
 
 /// Unpacks blocks `run` of each panel.
 struct Open<'a, F: Opens> {
-    panels: &'a [F::Block],
+    panels: &'a [F::Packed],
     blocks: usize,
     run: Range<usize>,
     table: &'a [u8; 16],
@@ -235,7 +233,12 @@ fn open(isa: Isa, panels: Panels<'_>, run: Range<usize>, to: &mut [Line]) {
         let Panels { bytes, table, blocks, .. } = panels;
         dispatch(isa, Open::<F> { panels: view(bytes), blocks, run, table, to: view_mut(to) });
     }
-    with_opening!(panels.form, (), blocks_of, isa, panels, run, to)
+    with_opening!(panels.form, isa, (), blocks_of, isa, panels, run, to)
+}
+
+/// How activations are prepared that meet `form` in so many tiles.
+pub fn scales(isa: Isa, form: FormKind, tiles: usize) -> Scales {
+    if tiles >= OPEN { form.open_scales(isa) } else { form.scales() }
 }
 
 /// Panels times all columns, one sum a tile. A span of each panel's blocks, which fits the second-level cache, meets all
@@ -244,7 +247,8 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
     sums.clear();
     sums.resize(x.tiles.len(), Out::default());
     let Panels { bytes, form, blocks, .. } = panels;
-    let opens = form.open_bytes().filter(|_| x.tiles.len() >= OPEN);
+    let opens = form.open_bytes(isa).filter(|_| x.tiles.len() >= OPEN);
+    let scales = scales(isa, form, x.tiles.len());
     let count = bytes.len() / (blocks * form.block_bytes());
     let mut lines = OPENED.take();
     for first in (0..blocks).step_by(span) {
@@ -259,7 +263,7 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
             piece.panels = Panels { bytes, blocks: piece.run.len(), ..panels };
         }
         for (tile, sums) in x.tiles.iter().zip(&mut *sums) {
-            multiply(isa, piece.clone(), tile.width, x.tile(form.scales(), tile), sums);
+            multiply(isa, piece.clone(), tile.width, x.tile(scales, tile), sums);
         }
     }
     OPENED.set(lines);
@@ -307,9 +311,9 @@ struct Shares {
 }
 
 /// Blocks of each of `panels` panels that fit the second-level cache together: whole turns of 256 columns.
-pub fn span(form: FormKind, panels: usize) -> usize {
+pub fn span(isa: Isa, form: FormKind, panels: usize) -> usize {
     let turn = 256usize.div_ceil(form.cols());
-    let bytes = form.open_bytes().unwrap_or(form.block_bytes());
+    let bytes = form.open_bytes(isa).unwrap_or(form.block_bytes());
     (CACHE / (panels * turn * bytes)).max(1) * turn
 }
 
@@ -321,7 +325,7 @@ impl Shares {
         let fair = matrix.panels() / (8 * ctx.pool.threads());
         let panels = fair.clamp(1, PANELS);
         let most = if columns > 16 { 1 } else { (RUN / (panels * bytes)).max(1) };
-        let span = span(matrix.form, panels);
+        let span = span(ctx.isa, matrix.form, panels);
         Shares { panels, most, span }
     }
 }

@@ -4,8 +4,8 @@ mod pair;
 mod quantise;
 
 use super::{Kernel, Simd};
-use crate::activations::Block256;
-use crate::forms::{PairedBlock, PairedOffsetBlock};
+use crate::activations::{Block256, Cross256};
+use crate::forms::{CrossedBlock, PairedOffsetBlock};
 use crate::plain::view;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -187,9 +187,18 @@ impl Simd for Avx512 {
         op!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)))
     }
     #[inline(always)]
-    fn paired<const NC: usize>(self, w: &[PairedBlock], x: &[Block256<NC>], acc: &mut [__m512; NC]) -> bool {
+    fn dot_codes(self, acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_dpbusd_epi32(acc, a, b))
+    }
+    #[inline(always)]
+    fn crossed<const NC: usize>(
+        self,
+        w: &[CrossedBlock],
+        x: &[Cross256<NC>],
+        acc: &mut [__m512; NC],
+    ) -> bool {
         let Ok(acc) = acc.as_mut_slice().try_into() else { return false };
-        op!(pair::paired(w, view(x), acc));
+        op!(pair::crossed(w, view(x), acc));
         true
     }
     #[inline(always)]
@@ -215,6 +224,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn quantise(self, x: &[f32; 256], q: &mut [i8; 256], sums: &mut [i32; 16]) -> f32 {
         op!(quantise::quantise(x, q, sums))
+    }
+    #[inline(always)]
+    fn crosses(self, q: &[i8; 256]) -> [i32; 8] {
+        op!(quantise::crosses(q))
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Products beside plain arithmetic.
 
 use super::*;
-use crate::activations::{Scales, widths};
+use crate::activations::{Scales, count, widths};
 use crate::forms::{pack_panel, table};
 use muser_format::DType;
 
@@ -54,11 +54,12 @@ fn every_kernel_multiplies() {
             .collect();
         let mut scalar: Vec<Vec<u32>> = vec![];
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-            // 18 columns: a tile of ten and one of eight.
+            // 18 columns: two whole tiles and what is left.
             for width in widths(isa).iter().copied().chain([18]) {
                 let mut prepared = Prepared::default();
                 let picks: Vec<usize> = (0..width).collect();
-                prepared.fill(&pool, isa, &x, cols, &picks, &[form.scales()]);
+                let open_scales = form.open_scales(isa);
+                prepared.fill(&pool, isa, &x, cols, &picks, &[form.scales(), open_scales]);
                 let mut results: Vec<[f32; LANES]> = vec![];
                 for tile in &prepared.tiles {
                     let mut out = Out::default();
@@ -70,13 +71,13 @@ fn every_kernel_multiplies() {
                         let piece = Piece { panels, opened: false, stream, run };
                         multiply(isa, piece, tile.width, words, &mut out);
                     }
-                    if let Some(bytes) = form.open_bytes() {
+                    if let Some(bytes) = form.open_bytes(isa) {
                         let mut lines = vec![Line([0; 64]); 2 * blocks * bytes / 64];
                         open(isa, panels, 0..blocks, &mut lines);
                         let panels = Panels { bytes: view(&lines), ..panels };
                         let mut opened = Out::default();
                         let piece = Piece { panels, opened: true, stream: false, run: 0..blocks };
-                        multiply(isa, piece, tile.width, words, &mut opened);
+                        multiply(isa, piece, tile.width, prepared.tile(open_scales, tile), &mut opened);
                         assert_eq!(opened, out, "{} {isa} unpacked first", dtype.name());
                     }
                     assert_eq!(out[0], out[1], "two equal panels");
@@ -113,14 +114,15 @@ fn every_kernel_multiplies() {
 /// What the quantised activations stand for.
 fn quantised(x: &[f32], scales: Scales) -> Vec<f64> {
     let len = match scales {
-        Scales::Per256 => 256,
+        Scales::Per256 | Scales::Crossed => 256,
         Scales::Per32 => 32,
         Scales::Float => return x.iter().map(|v| *v as f64).collect(),
     };
     let block = |x: &[f32]| {
-        let most = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-        let inverse = 127.0 / most;
-        x.iter().map(|v| ((v * inverse).round_ties_even() * (most / 127.0)) as f64).collect::<Vec<_>>()
+        let (least, greatest) = x.iter().fold((0f32, 0f32), |(a, b), v| (a.min(*v), b.max(*v)));
+        let (most, steps) = if len == 256 { count(least, greatest) } else { (greatest.max(-least), 127.0) };
+        let inverse = steps / most;
+        x.iter().map(|v| ((v * inverse).round_ties_even() * (most / steps)) as f64).collect::<Vec<_>>()
     };
     x.chunks(len).flat_map(block).collect()
 }

@@ -1,6 +1,6 @@
 //! Sixteen values at a time to bytes: the compiler packs and unpacks the bytes of a loop one by one.
 
-use crate::activations::{MOST, WITHIN};
+use crate::activations::{MOST, WITHIN, count};
 use std::arch::x86_64::*;
 
 /// Rounds to whole steps of `most / count`.
@@ -44,23 +44,45 @@ fn sums(q: &[i8; 256], sums: &mut [i32; 16]) -> i32 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub fn quantise(x: &[f32; 256], q: &mut [i8; 256], to: &mut [i32; 16]) -> f32 {
-    let mut most = [_mm512_setzero_ps(); 4];
-    for x in x.as_chunks::<64>().0 {
-        for (most, x) in most.iter_mut().zip(x.as_chunks::<16>().0) {
+    let (mut least, mut greatest) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
+    for x in x.as_chunks::<32>().0 {
+        for (i, x) in x.as_chunks::<16>().0.iter().enumerate() {
             // SAFETY: an array of 16.
             let x = unsafe { _mm512_loadu_ps(x.as_ptr()) };
             // Where x is no number, the second operand stands.
-            *most = _mm512_max_ps(_mm512_abs_ps(x), *most);
+            least[i] = _mm512_min_ps(x, least[i]);
+            greatest[i] = _mm512_max_ps(x, greatest[i]);
         }
     }
-    let [a, b, c, d] = most;
-    let most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
-    let step = round(x, q, most, 127.0);
+    let least = _mm512_reduce_min_ps(_mm512_min_ps(least[0], least[1]));
+    let (most, steps) = count(least, _mm512_reduce_max_ps(_mm512_max_ps(greatest[0], greatest[1])));
+    let step = round(x, q, most, steps);
     let magnitudes = sums(q, to);
     if magnitudes <= MOST {
         return step;
     }
-    let step = round(x, q, most, WITHIN / magnitudes as f32);
+    let step = round(x, q, most, steps * WITHIN / magnitudes as f32);
     sums(q, to);
     step
+}
+
+/// [`crate::activations::crosses`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+pub fn crosses(q: &[i8; 256]) -> [i32; 8] {
+    let mut sums = [0; 8];
+    for (q, sums) in q.as_chunks::<64>().0.iter().zip(sums.as_chunks_mut::<2>().0) {
+        let mut fours = [0; 16];
+        // SAFETY: an array of 64, another of sixteen words.
+        unsafe {
+            let q = _mm512_loadu_si512(q.as_ptr().cast());
+            // Each second word comes under the first; zeros come under itself.
+            let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), q, _mm512_srli_epi64::<32>(q));
+            _mm512_storeu_si512(fours.as_mut_ptr().cast(), dots);
+        }
+        for (sum, fours) in sums.iter_mut().zip(fours.as_chunks::<8>().0) {
+            *sum = 16 * 960 + fours[0] + fours[2] + fours[4] + fours[6];
+        }
+    }
+    sums
 }
