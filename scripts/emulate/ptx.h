@@ -16,6 +16,9 @@ inline u32 hfma2(u32 a, u32 b, u32 c) {
 }
 inline u32 hmul2(u32 a, u32 b) { return hfma2(a, b, 0x80008000); }
 inline u32 hadd2(u32 a, u32 b) { return hfma2(a, 0x3c003c00, b); }
+inline u32 and_or(u32 a, u32 b, u32 c) { return (a & b) | c; }
+inline u32 twice_low(u32 a) { return (a & 0xffff) * 0x10001u; }
+inline u32 twice_high(u32 a) { return (a >> 16) * 0x10001u; }
 // c (16 x 8) += a (16 x 16) * b (16 x 8): a lane's words as mma.m16n8k16 takes them.
 inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     const u32 mine[6] = {a0, a1, a2, a3, b0, b1};

@@ -190,7 +190,7 @@ __device__ __forceinline__ void multiply_share(const Chain& c, Run& r, u32 ring_
     const u32 head = head_at(LAYOUT);
     constexpr bool grouped = Kind<LAYOUT>::k_sums;
     const Lane l = {keep(lane * 16), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
-                    keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), c.masks};
+                    keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), c.masks, keep(six_bits(c.masks))};
     u32 tile = r.tile, done = r.begun, unit = r.from;
     int slot = 0;
 #pragma unroll 1

@@ -41,9 +41,6 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
     return total;
 }
 
-__device__ __forceinline__ u32 twice_low(u32 a) { return __byte_perm(a, a, 0x1010); }
-__device__ __forceinline__ u32 twice_high(u32 a) { return __byte_perm(a, a, 0x3232); }
-
 // An activation as products and observers take it; null what is not wanted: f32 and f16 rows for one or two rows, `t` for 3 to 32,
 // f16 rows for more.
 struct Activation {

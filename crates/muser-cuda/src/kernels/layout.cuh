@@ -7,7 +7,7 @@
 // F16   4 parts of 2048: part 2 * half + step / 2; in it [row / 8][step % 2][lane] 8 halves
 // Q8    4096: [piece / 32][step / 2][lane] 16 quants plus 128; 256: [lane][row / 8][half] f16 scales
 // Q4    2048: [piece] 32 quants; 256: scales as Q8
-// Q4K   2048: [piece] 32 quants; 256: [row] d, dmin, then 24 bits a t: scales of groups t and t + 4, minima of 2t and 2t + 1
+// Q4K   2048: [piece] 32 quants; 256: [row] d, dmin, then 24 bits a t: scale of group t, minimum of 2t, then of t + 4 and 2t + 1
 // Q5K   2048; 512: [piece] 32 high bits; 256 as Q4K
 // Q6K   2048; 1024: [piece] 32 pairs of high bits; 256: [lane][row / 8][half][step / 2] scales plus 128; 32: [row] d
 // IQ4   as Q4: the quants are places in a table of 16 values
@@ -33,13 +33,14 @@ __device__ __forceinline__ int q6_bit(int i, int k) {
 }
 
 // Scales of groups t and t + 4, and negated minima of groups 2t and 2t + 1, each pair as halves, of one row of Q4K or Q5K: out of
-// its first word and the two words that hold its 24 bits, `shift` bits into the first.
-__device__ __forceinline__ void k_scales(u32 dm, u32 lo, u32 hi, u32 shift, u32& scales, u32& minima) {
+// its first word and the two words that hold its 24 bits, `shift` bits into the first: a scale and a minimum, then the others. `six` is
+// six_bits of Masks (below).
+__device__ __forceinline__ void k_scales(u32 dm, u32 lo, u32 hi, u32 shift, u32 six, u32& scales, u32& minima) {
     u32 x = __funnelshift_r(lo, hi, shift);
-    u32 s = (x & 0x3f) | ((x & 0xfc0) << 10), m = ((x >> 12) & 0x3f) | ((x >> 2) & 0x3f0000);
-    // 0x6400 is 1024 as f16: small integers in its mantissa are added exactly; 0xe400 is -1024.
-    scales = hmul2(hadd2(s | 0x64006400, 0xe400e400), twice_low(dm));
-    minima = hmul2(hadd2(m | 0x64006400, 0xe400e400), twice_high(dm) ^ 0x80008000);
+    x = __byte_perm(x, x << 4, 0x7610);
+    // 0x6400 is 1024 as f16: small integers in its mantissa are added exactly; 0xe400 is -1024. From 0xe400 and 1024 comes a negated one.
+    scales = hmul2(hadd2((x & six) | 0x64006400, 0xe400e400), twice_low(dm));
+    minima = hmul2(hadd2(((x >> 6) & six) | 0xe400e400, 0x64006400), twice_high(dm));
 }
 // Words of a row's head in which the bits of t begin and end, and the shift.
 __device__ __forceinline__ u32 k_word(u32 t) { return 1 + ((3 * t) >> 2); }
@@ -103,7 +104,7 @@ __device__ inline float weight(int type, const u8* base, u32 cols, u32 row, u32 
     if (type == Q5K) q |= ((((const u32*)(u + 2048))[piece] >> q5_bit(step, k)) & 1) << 4;
     const u32* h = (const u32*)(head + (row & 15) * 16);
     auto field = [&](int bit) { return (int)((((u64)h[1 + bit / 32] | (bit / 32 < 2 ? (u64)h[2 + bit / 32] << 32 : 0)) >> (bit & 31)) & 63); };
-    int group = half * 4 + t, scale = field(24 * t + 6 * half), min = field(24 * (group >> 1) + 12 + 6 * (group & 1));
+    int group = half * 4 + t, scale = field(24 * t + 12 * half), min = field(24 * (group >> 1) + 6 + 12 * (group & 1));
     return half_to_float((u16)h[0]) * (float)scale * (float)q - half_to_float((u16)(h[0] >> 16)) * (float)min;
 }
 
@@ -112,6 +113,7 @@ __device__ inline float weight(int type, const u8* base, u32 cols, u32 row, u32 
 struct Masks {
     u32 low, high;
 };
+__device__ __forceinline__ u32 six_bits(const Masks& m) { return m.low | m.low << 2; }   // 0x003f003f
 
 // Eight quants of a piece's step as four pairs of 16 bits, over `magic` twice in a register: 0x6400 is 1024 as a half, so that they
 // stand in its mantissa, with 0 they are halves 2^-24 of what they are (subnormal, which products take as they come). The second two
@@ -125,41 +127,45 @@ __device__ __forceinline__ void fields4(u32 w, u32 magic, const Masks& m, u32* o
 }
 __device__ __forceinline__ void fields5(u32 w, u32 h, int step, u32 magic, const Masks& m, u32* out) {
     u32 v = w >> 8, y = h >> step;
-    out[0] = (w & m.low) | ((y << 4) & 0x00100010) | magic;
-    out[1] = (v & m.low) | (y & 0x00100010) | magic;
-    out[2] = (w & m.high) | (y & 0x01000100) | magic;
-    out[3] = (v & m.high) | ((y >> 4) & 0x01000100) | magic;
+    const u32 bit = m.high & m.low << 1;   // 0x00100010
+    out[0] = and_or(y << 4, bit, and_or(w, m.low, magic));
+    out[1] = and_or(y, bit, and_or(v, m.low, magic));
+    out[2] = and_or(y, bit << 4, and_or(w, m.high, magic));
+    out[3] = and_or(y >> 4, bit << 4, and_or(v, m.high, magic));
 }
 __device__ __forceinline__ void fields6(u32 w, u32 h, int step, u32 magic, const Masks& m, u32* out) {
     u32 v = w >> 8;
     u32 ha = step & 1 ? h << 4 : h, hb = step & 1 ? h << 2 : h >> 2, hc = step & 1 ? h >> 4 : h, hd = step & 1 ? h >> 6 : h >> 2;
-    out[0] = (w & m.low) | (ha & 0x00300030) | magic;
-    out[1] = (v & m.low) | (hb & 0x00300030) | magic;
-    out[2] = (w & m.high) | (hc & 0x03000300) | magic;
-    out[3] = (v & m.high) | (hd & 0x03000300) | magic;
+    const u32 bits = m.high & m.low << 2;   // 0x00300030
+    out[0] = and_or(ha, bits, and_or(w, m.low, magic));
+    out[1] = and_or(hb, bits, and_or(v, m.low, magic));
+    out[2] = and_or(hc, bits << 4, and_or(w, m.high, magic));
+    out[3] = and_or(hd, bits << 4, and_or(v, m.high, magic));
 }
 
-// Eight weights of a piece's step as four pairs of halves, without minima; `scale` twice in a register.
-__device__ __forceinline__ void scale_fields(u32 scale, u32* out) {
+// Eight weights of a piece's step as four pairs of halves, without minima; of two scales the one named.
+__device__ __forceinline__ u32 scale_of(u32 scales, bool high) { return high ? twice_high(scales) : twice_low(scales); }
+__device__ __forceinline__ void scale_fields(u32 scales, bool high, u32* out) {
     // (1024 + q) * s - 1024 * s is exact before its one rounding, as is (1024 + 16 q) * s/16 - 64 * s.
-    u32 s16 = hmul2(scale, 0x2c002c00), c0 = hmul2(scale, 0xe400e400), c1 = hmul2(scale, 0xd400d400);
-    out[0] = hfma2(out[0], scale, c0);
-    out[1] = hfma2(out[1], scale, c0);
+    u32 s = scale_of(scales, high), s16 = scale_of(hmul2(scales, 0x2c002c00), high), c0 = scale_of(hmul2(scales, 0xe400e400), high), c1 = scale_of(hmul2(scales, 0xd400d400), high);
+    out[0] = hfma2(out[0], s, c0);
+    out[1] = hfma2(out[1], s, c0);
     out[2] = hfma2(out[2], s16, c1);
     out[3] = hfma2(out[3], s16, c1);
 }
-__device__ __forceinline__ void nibbles(u32 w, u32 scale, int type, const Masks& m, u32* out) {
+__device__ __forceinline__ void nibbles(u32 w, u32 scales, bool high, int type, const Masks& m, u32* out) {
     fields4(w, 0x64006400, m, out);
-    if (type != Q4) return scale_fields(scale, out);
+    if (type != Q4) return scale_fields(scales, high, out);
+    const u32 scale = scale_of(scales, high);
     // 0xe408 is -1032; 0x2c00 is 1/16 and 0xd480 is -72: eight less.
     out[0] = hmul2(hadd2(out[0], 0xe408e408), scale);
     out[1] = hmul2(hadd2(out[1], 0xe408e408), scale);
     out[2] = hmul2(hfma2(out[2], 0x2c002c00, 0xd480d480), scale);
     out[3] = hmul2(hfma2(out[3], 0x2c002c00, 0xd480d480), scale);
 }
-__device__ __forceinline__ void nibbles5(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
+__device__ __forceinline__ void nibbles5(u32 w, u32 h, int step, u32 scales, bool high, const Masks& m, u32* out) {
     fields5(w, h, step, 0x64006400, m, out);
-    scale_fields(scale, out);
+    scale_fields(scales, high, out);
 }
 __device__ __forceinline__ void nibbles6(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
     fields6(w, h, step, 0x64006400, m, out);

@@ -143,7 +143,7 @@ extern "C" __global__ void pack(const u8* raw, u64 row_bytes, u32 rows, u32 cols
             const u8* s = b + 4;
             u32 scale = group < 4 ? s[group] & 63 : (s[group + 4] & 15) | ((s[group - 4] >> 6) << 4);
             u32 min = group < 4 ? s[group + 4] & 63 : (s[group + 4] >> 4) | ((s[group] >> 6) << 4);
-            u32 bits[2] = {24u * (group & 3) + 6u * (group >> 2), 24u * (group >> 1) + 12u + 6u * (group & 1)}, fields[2] = {scale, min};
+            u32 bits[2] = {24u * (group & 3) + 12u * (group >> 2), 24u * (group >> 1) + 6u + 12u * (group & 1)}, fields[2] = {scale, min};
             for (int f = 0; f < 2; ++f) {
                 if (bits[f] < 64) low |= (u64)fields[f] << bits[f];
                 if (bits[f] + 6 > 64) last |= bits[f] >= 64 ? fields[f] << (bits[f] - 64) : fields[f] >> (64 - bits[f]);

@@ -8,7 +8,7 @@
 // all eight columns, and weights are scaled first.
 // Where SIDE is defined, the last blocks multiply a second product, whose matrices have that type.
 // Bytes: the weights, once for all rows. Operations: 2 a weight and row, with 16 rows or 8 paid for.
-// Memory binds; 54 instructions for 32 weights of a lane (Q4K, one or two rows; 70 for more) stay under it. With 16 rows the reads of
+// Memory and instructions bind together: 50 for 32 weights of a lane (Q4K, one or two rows; 64 for more). With 16 rows the reads of
 // activations from shared memory take nearly as long.
 // Mirrors of the structs in launch.rs.
 struct Segment {
@@ -40,7 +40,7 @@ __device__ __forceinline__ u32 first_of(const Product& a, u32 list, u32 block) {
 // The tile that a warp fetches next.
 struct Cursor {
     const u8* p;
-    u32 at, tiles;   // its part of the row of tiles; rows of tiles left in the segment
+    u32 left, rest, tiles;   // tiles that lie one after another from it on; the warp's others; rows of tiles left in the segment
     int segment;
 };
 __device__ __forceinline__ const u8* start_of(const Product& a, int s) { return s == 0 ? a.seg[0].w : s == 1 ? a.seg[1].w : s == 2 ? a.seg[2].w : a.seg[3].w; }
@@ -102,31 +102,34 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
     const u32 block_from = first_of(a, list, block) * whole, block_to = first_of(a, list, block + 1) * whole;
     const u32 share = block_to - block_from, from = block_from + share * warp / WARPS, to = block_from + share * (warp + 1) / WARPS;
     const u32 ring_at = (u32)__cvta_generic_to_shared(ring);
-    u32 next = from;
-    Cursor c = {0, 0, 0, 0};
     const u64 gap = (u64)(all - blocks) * tile_bytes(LAYOUT);
+    Cursor c = {0, 0, to - from, 0, 0};
     u32 tile = 0, done = 0;   // of the part that is multiplied next
+    // Of a segment that is read whole all that is left lies one after another, else what is left of a row of tiles.
+    auto reach = [&](u32 at) {
+        const u32 here = (gap == 0 ? c.tiles * parts : parts) - at;
+        c.left = here < c.rest ? here : c.rest;
+        c.rest -= c.left;
+    };
     if (from < to) {
         tile = from / parts;
-        done = c.at = from - tile * parts;
+        done = from - tile * parts;
         u32 local = tile;
         while (local >= tiles_of(a, c.segment)) local -= tiles_of(a, c.segment++);
         c.tiles = tiles_of(a, c.segment) - local;
-        c.p = start_of(a, c.segment) + ((u64)local * all + first) * tile_bytes(LAYOUT) + c.at * PART_BYTES;
+        c.p = start_of(a, c.segment) + ((u64)local * all + first) * tile_bytes(LAYOUT) + done * PART_BYTES;
+        reach(done);
     }
     auto advance = [&]() {
-        next += 1;
         c.p += PART_BYTES;
-        c.at += 1;
-        if (c.at == parts && next < to) {
-            c.at = 0;
-            c.p += gap;
-            if (--c.tiles == 0) {
-                c.segment += 1;
-                c.tiles = tiles_of(a, c.segment);
-                c.p = start_of(a, c.segment) + (u64)first * tile_bytes(LAYOUT);
-            }
+        if (--c.left > 0 || c.rest == 0) return;
+        c.p += gap;
+        if (gap == 0 || --c.tiles == 0) {
+            c.segment += 1;
+            c.tiles = tiles_of(a, c.segment);
+            c.p = start_of(a, c.segment) + (u64)first * tile_bytes(LAYOUT);
         }
+        reach(0);
     };
     allow_next();
     if (tiled && BULK && threadIdx.x == 0) {
@@ -137,7 +140,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
         if (s > 0) arrived<0>();
-        if (next < to) {
+        if (c.left > 0) {
             fetch<LAYOUT>(ring_at + s * PART_BYTES, c.p, lane);
             advance();
         }
@@ -225,9 +228,9 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
     const u32 head = head_at(LAYOUT);
     constexpr bool grouped = Kind<LAYOUT>::k_sums;
     const Lane l = {keep(lane * 16), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
-                    keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), a.masks};
+                    keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), a.masks, keep(six_bits(a.masks))};
     u32 unit = from, unseen = tiled && BULK ? parts : 0;   // tiles until all columns were waited for
-    int stage = 0;
+    u32 slot = ring_at;
     constexpr int VALUES = spread ? 1 : 4;
     Sums sums_here{};
     auto place = [&](u32 of, int n, int i) -> float& { return sums_of[of * PLACE + (n * 4 + i) * 32 + lane]; };
@@ -236,27 +239,30 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         const u32 begin = done, left = to - unit, end = parts - done < left ? parts : done + left;
         float acc[2 * NT][4] = {};
         unit += end - begin;
-#pragma unroll 1
-        for (; done < end; ++done) {
+        auto one = [&]() {
             const u32 columns = done / PARTS * x_step, groups = done / PARTS * sums_step;
-            if (tiled && BULK && unseen) {
-                wait_bulk(barriers + done / PARTS * 8);
-                --unseen;
-            }
             arrived<STAGES - 1>();
             __syncwarp();
             // Reads of what has just arrived stay behind this.
             const u32 x_first = tiled ? keep(x_at[0] + columns) : x_at[0] + columns, sums_first = tiled ? keep(sums_at[0] + groups) : sums_at[0] + groups;
             const u32 x_here[2] = {x_first, x_at[NT - 1] - x_at[0] + x_first}, groups_here[2] = {sums_first, sums_at[NT - 1] - sums_at[0] + sums_first};
-            consume<LAYOUT>(acc, keep(ring_at + stage * PART_BYTES), x_here, groups_here, done % PARTS, l);
+            consume<LAYOUT>(acc, keep(slot), x_here, groups_here, done % PARTS, l);
             __syncwarp();
-            if (next < to) {
-                fetch<LAYOUT>(ring_at + stage * PART_BYTES, c.p, lane);
+            if (c.left > 0) {
+                fetch<LAYOUT>(slot, c.p, lane);
                 advance();
             }
             commit();
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-        }
+            slot = slot + PART_BYTES == ring_at + STAGES * PART_BYTES ? ring_at : slot + PART_BYTES;
+        };
+        if (tiled && BULK)
+#pragma unroll 1
+            for (; unseen > 0 && done < end; --unseen, ++done) {
+                wait_bulk(barriers + done / PARTS * 8);
+                one();
+            }
+#pragma unroll 1
+        for (; done < end; ++done) one();
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -350,8 +356,8 @@ extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u
         if (Kind<TYPE>::k_sums) {
             const u32 *h = (const u32*)(head + row * 16), of_minima = half * 2 + (t >> 1);
             u32 scales, minima, other;
-            k_scales(h[0], h[k_word(t)], h[k_next(t)], k_shift(t), scales, other);
-            k_scales(h[0], h[k_word(of_minima)], h[k_next(of_minima)], k_shift(of_minima), other, minima);
+            k_scales(h[0], h[k_word(t)], h[k_next(t)], k_shift(t), six_bits(m), scales, other);
+            k_scales(h[0], h[k_word(of_minima)], h[k_next(of_minima)], k_shift(of_minima), six_bits(m), other, minima);
             scale = half ? twice_high(scales) : twice_low(scales);
             minimum = t & 1 ? twice_high(minima) : twice_low(minima);
         } else if (TYPE == Q6K) {
@@ -395,9 +401,9 @@ extern "C" __global__ void __launch_bounds__(256) widen(const u8* w, u32 rows, u
             } else if (TYPE == IQ4) {
                 nibbles_iq4(words[i], scale, f);
             } else if (TYPE == Q5K) {
-                nibbles5(words[i], high.x, i, scale, m, f);
+                nibbles5(words[i], high.x, i, scale, false, m, f);
             } else {
-                nibbles(words[i], scale, TYPE, m, f);
+                nibbles(words[i], scale, false, TYPE, m, f);
             }
 #pragma unroll
             for (int k = 0; k < 4; ++k) f[k] = hmul2(Kind<TYPE>::k_sums ? hadd2(f[k], minimum) : f[k], factor);

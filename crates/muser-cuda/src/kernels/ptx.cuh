@@ -65,6 +65,24 @@ __device__ __forceinline__ u32 hadd2(u32 a, u32 b) {
     return d;
 }
 
+// (a & b) | c as the one instruction that it is, which compilers do not always find.
+__device__ __forceinline__ u32 and_or(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+// One of two halves twice; as a move, for operations on halves can read one of their operands so.
+__device__ __forceinline__ u32 twice_low(u32 a) {
+    u32 d;
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tmov.b32 %0, {low, low};\n\t}" : "=r"(d) : "r"(a));
+    return d;
+}
+__device__ __forceinline__ u32 twice_high(u32 a) {
+    u32 d;
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tmov.b32 %0, {high, high};\n\t}" : "=r"(d) : "r"(a));
+    return d;
+}
+
 // c (16 x 8, f32) += a (16 x 16, f16) * b (16 x 8, f16).
 __device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -31,7 +31,8 @@ __device__ __forceinline__ const Part& part_of(const Stream& a, u32& block) {
 // The block of the launch that has step `at` of all.
 __device__ __forceinline__ u32 owner(const Stream& a, u32 at) { return ((u64)(at + 1) * a.grid - 1) / ((u64)a.blocks * a.steps); }
 
-// Scales of a lane's pieces of one tile: [row / 8][half], each twice in a register; of Q6K and FP4 two a half.
+// Scales of a lane's pieces of one tile: [row / 8][half], each twice in a register; of Q6K and FP4 two a half; of Q4K and Q5K both halves' in
+// the first.
 struct Heads {
     u32 scale[2][2], second[2][2], minimum[2][2];
 };
@@ -43,9 +44,8 @@ __device__ __forceinline__ void read_heads(Heads& h, u32 u, u32 lane) {
         if (SUMS) {
             const u32 at = head + (r * 8 + g) * 16;
             u32 scales, minima;
-            k_scales(lds32(at), lds32(at + k_word(t) * 4), lds32(at + k_next(t) * 4), k_shift(t), scales, minima);
-            h.scale[r][0] = twice_low(scales);
-            h.scale[r][1] = twice_high(scales);
+            k_scales(lds32(at), lds32(at + k_word(t) * 4), lds32(at + k_next(t) * 4), k_shift(t), 0x003f003f, scales, minima);
+            h.scale[r][0] = scales;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 u32 pair = __shfl_sync(0xffffffffu, minima, (int)(g * 4 + half * 2 + (t >> 1)));
@@ -63,8 +63,9 @@ __device__ __forceinline__ void read_heads(Heads& h, u32 u, u32 lane) {
                 h.second[r][half] = twice_high(two);
             }
         } else {
-            h.scale[r][0] = twice_low(w);
-            h.scale[r][1] = twice_high(w);
+            // As a permutation: what is a move to compilers takes more registers here than there are.
+            h.scale[r][0] = __byte_perm(w, w, 0x1010);
+            h.scale[r][1] = __byte_perm(w, w, 0x3232);
         }
     }
 }
@@ -89,12 +90,12 @@ __device__ __forceinline__ void multiply(float acc[8][4], u32 u, u32 x, u32 lane
             u32 f[2][4];
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const u32 w = ((const u32*)&q[r])[i], s = heads.scale[r][half];
+                const u32 w = ((const u32*)&q[r])[i], s = heads.scale[r][SUMS ? 0 : half];
                 if (TYPE == Q6K) nibbles6(w, i < 2 ? high[r].x : high[r].y, i & 1, i < 2 ? s : heads.second[r][half], masks, f[r]);
                 else if (TYPE == FP4) nibbles_fp4(w, i < 2 ? s : heads.second[r][half], f[r]);
                 else if (TYPE == IQ4) nibbles_iq4(w, s, f[r]);
-                else if (TYPE == Q5K) nibbles5(w, high[r].x, i, s, masks, f[r]);
-                else nibbles(w, s, TYPE, masks, f[r]);
+                else if (TYPE == Q5K) nibbles5(w, high[r].x, i, s, half, masks, f[r]);
+                else nibbles(w, s, SUMS && half, TYPE, masks, f[r]);
                 if (SUMS) {
 #pragma unroll
                     for (int k = 0; k < 4; ++k) f[r][k] = hadd2(f[r][k], heads.minimum[r][half]);

@@ -31,6 +31,7 @@ __device__ __forceinline__ void fetch(u32 to, const u8* from, int lane) {
 struct Lane {
     u32 piece, head, word, next, shift;
     Masks masks;
+    u32 six;
 };
 
 // One step of both rows against all activation rows.
@@ -74,16 +75,17 @@ struct Quants {
         else if (LAYOUT == FP4) fields_fp4(w[i], out);
         else fields4(w[i], 0, m, out);
     }
-    // The same, scaled.
-    __device__ __forceinline__ void weights(int i, u32 scale, const Masks& m, u32* out) const {
+    // The same, scaled with one of two scales.
+    __device__ __forceinline__ void weights(int i, u32 scales, bool upper, const Masks& m, u32* out) const {
+        const u32 scale = scale_of(scales, upper);
         const u32* w = (const u32*)&q;
         const u32* wide = i < 2 ? w : (const u32*)&more;
         if (LAYOUT == Q8) bytes8(wide[(i & 1) * 2], wide[(i & 1) * 2 + 1], scale, out);
         else if (LAYOUT == Q6K) nibbles6(w[i], high[i >> 1], i & 1, scale, m, out);
-        else if (LAYOUT == Q5K) nibbles5(w[i], high[0], i, scale, m, out);
+        else if (LAYOUT == Q5K) nibbles5(w[i], high[0], i, scales, upper, m, out);
         else if (LAYOUT == IQ4) nibbles_iq4(w[i], scale, out);
         else if (LAYOUT == FP4) nibbles_fp4(w[i], scale, out);
-        else nibbles(w[i], scale, LAYOUT, m, out);
+        else nibbles(w[i], scales, upper, LAYOUT, m, out);
     }
 };
 
@@ -106,7 +108,7 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
     u32 scales[2][2], minima[2];
     if (Kind<LAYOUT>::k_sums) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) k_scales(lds32(u + l.head + r * 128), lds32(u + l.word + r * 128), lds32(u + l.next + r * 128), l.shift, scales[r][0], minima[r]);
+        for (int r = 0; r < 2; ++r) k_scales(lds32(u + l.head + r * 128), lds32(u + l.word + r * 128), lds32(u + l.next + r * 128), l.shift, l.six, scales[r][0], minima[r]);
     } else {
         uint2 s = lds64(u + l.head);
 #pragma unroll
@@ -165,8 +167,7 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
             }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                u32 s = sets == 2 ? (i < 2 ? twice_low(scales[r][half]) : twice_high(scales[r][half])) : half ? twice_high(scales[r][0]) : twice_low(scales[r][0]);
-                q[r].weights(i, s, l.masks, f[r]);
+                q[r].weights(i, scales[r][sets == 2 ? half : 0], sets == 2 ? i >= 2 : half, l.masks, f[r]);
             }
             multiply(acc, f[0], f[1], x, half * 128 + i * 32);
         }
