@@ -91,7 +91,7 @@ fn best(mut run: impl FnMut() -> f64) -> f64 {
     best
 }
 
-/// Bytes between a load and its prefetch, as for one column of weights.
+/// Bytes between a load and its prefetch.
 const AHEAD: usize = crate::forms::NEAR;
 
 pub(crate) struct Read<'a>(pub &'a [[u8; 64]]);

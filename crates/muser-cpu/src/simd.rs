@@ -68,8 +68,10 @@ pub trait Simd: Copy + Send + Sync {
     fn store_i(self, to: &mut [i32; 16], v: Self::I);
     /// Each lane and `mask`, exclusive or.
     fn xor_i(self, a: Self::I, mask: i32) -> Self::I;
-    /// Two unsigned bytes a lane, as its halves of 16 bits.
-    fn pairs_u8(self, from: &[u8; 32]) -> Self::I;
+    /// The first and the third byte of each lane, as its halves of 16 bits.
+    fn even_bytes(self, v: Self::B) -> Self::I;
+    /// The second and the fourth byte of each lane, as its halves of 16 bits.
+    fn odd_bytes(self, v: Self::B) -> Self::I;
     /// Two signed bytes a lane, as its halves of 16 bits.
     fn pairs_i8(self, from: &[u8; 32]) -> Self::I;
     /// Adds to each lane the products of its signed halves.

@@ -3,13 +3,14 @@
 //! A block is 256 columns of 16 rows in 2,304 bytes, as many as in the file:
 //!
 //! ```text
-//! d      [16] half      dmin   [16] half
-//! scales low  [64]: byte v < 64 holds the low four bits of scales v and 64 + v;
-//!                   scale v = 32 (group / 2) + 2 row + 1 - group % 2
-//! mins   low  [64]: the same for minima
-//! scales high [32]: byte j holds the high two bits of scales j, 32 + j, 64 + j, 96 + j;   mins high [32]
+//! scales [2][64]: byte 4 row + j of part i = scale of group 4i + 2 (j % 2) + 1 - j / 2, in six bits
 //! codes  [8 groups][4][64]: byte 4 row + j of part i = column 8i + j | column 8i + 4 + j << 4
+//! mins   [64]: the same as part 0 of the scales. The minima of part 1 stand in the upper two bits of the three, the
+//!              lowest two bits in part 0 of the scales
+//! d      [16] half      dmin   [16] half
 //! ```
+//! What a kernel reads stands in the order that it reads it: the processor fetches ahead along rising addresses, and a line
+//! that is read out of turn holds that up.
 //! Per 64 bytes of codes: one load, three operations to unpack, two dots. Memory binds. The sums of two groups, each of
 //! 16 bits, share a lane, so that one operation scales both; what a block adds to is a whole number until its end.
 
@@ -25,84 +26,93 @@ use muser_format::DType;
 /// Q4_K.
 pub struct K4;
 
-/// Scales and minima of 16 rows, shared with Q5_K.
+/// What comes before the codes of 16 rows, shared with Q5_K.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Header {
+pub struct Head {
+    scales: [[u8; 64]; 2],
+}
+
+/// What comes after them.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Foot {
+    mins: [u8; 64],
     d: [u8; 32],
     dmin: [u8; 32],
-    scale_low: [u8; 64],
-    min_low: [u8; 64],
-    scale_high: [u8; 32],
-    min_high: [u8; 32],
 }
 
 /// See the file's head.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block {
-    header: Header,
+    head: Head,
     codes: [[[u8; 64]; 4]; 8],
+    foot: Foot,
 }
 const _: () = assert!(size_of::<Block>() == 144 * 16);
 // SAFETY: bytes only.
 unsafe impl Plain for Block {}
 
-/// Where scale and minimum of a group and row stand in the two packed arrays.
-fn six_bits(low: &mut [u8; 64], high: &mut [u8; 32], v: usize, value: u8) {
-    low[v % 64] |= (value & 15) << (v / 64 * 4);
-    high[v % 32] |= (value >> 4) << (v / 32 * 2);
-}
-
-impl Header {
-    /// Packs the first 16 bytes of Q4_K and Q5_K blocks.
-    pub fn pack(rows: &[&[u8]; LANES]) -> Self {
-        let zero = [0; 32];
-        let mut h = Header {
-            d: zero,
-            dmin: zero,
-            scale_low: [0; 64],
-            min_low: [0; 64],
-            scale_high: zero,
-            min_high: zero,
-        };
-        for (r, row) in rows.iter().enumerate() {
-            half_of(&mut h.d, r, &row[0..2]);
-            half_of(&mut h.dmin, r, &row[2..4]);
-            for g in 0..8 {
-                let (scale, min) = scale_min_k(&row[4..16], g);
-                let v = g / 2 * 32 + 2 * r + 1 - g % 2;
-                six_bits(&mut h.scale_low, &mut h.scale_high, v, scale);
-                six_bits(&mut h.min_low, &mut h.min_high, v, min);
+/// Packs the first 16 bytes of Q4_K and Q5_K blocks.
+pub fn pack_scales(rows: &[&[u8]; LANES], head: &mut Head, foot: &mut Foot) {
+    *head = Head { scales: [[0; 64]; 2] };
+    foot.mins = [0; 64];
+    for (r, row) in rows.iter().enumerate() {
+        half_of(&mut foot.d, r, &row[0..2]);
+        half_of(&mut foot.dmin, r, &row[2..4]);
+        for g in 0..8 {
+            let (scale, min) = scale_min_k(&row[4..16], g);
+            let at = 4 * r + g / 2 % 2 + 2 * (1 - g % 2);
+            head.scales[g / 4][at] |= scale;
+            if g < 4 {
+                foot.mins[at] |= min;
+            } else {
+                head.scales[0][at] |= min << 6;
+                head.scales[1][at] |= min >> 2 << 6;
+                foot.mins[at] |= min >> 4 << 6;
             }
         }
-        h
     }
+}
 
-    /// Scales of all groups: of two groups each, the second one's first.
+impl Head {
+    /// Scales of all groups: of two groups each, the second one's in the lower half.
     #[inline(always)]
-    pub fn scales(&self) -> [[u8; 32]; 4] {
-        unpack_six(&self.scale_low, &self.scale_high)
+    pub fn scales<S: Simd>(&self, s: S, ahead: usize) -> [S::I; 4] {
+        let [first, second] = [s.load_b(&self.scales[0], ahead), s.load_b(&self.scales[1], ahead)];
+        let [first, second] = [s.and_b(first, 63), s.and_b(second, 63)];
+        [s.even_bytes(first), s.odd_bytes(first), s.even_bytes(second), s.odd_bytes(second)]
     }
+}
 
+impl Foot {
     /// Adds `total` (whole scale times code times x) in the weights' steps, less the minima's part, times the
     /// activations' step.
     #[inline(always)]
     pub fn finish<S: Simd, const NC: usize>(
         &self,
         s: S,
+        head: &Head,
+        ahead: usize,
         total: &[S::F; NC],
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
-        less_minima(s, total, self.d(s), (self.mins(s), self.dmin(s)), (&x.sums, &x.scale), acc);
+        let mins = self.mins(s, head, ahead);
+        s.fetch(&self.d, ahead);
+        less_minima(s, total, self.d(s), (mins, self.dmin(s)), (&x.sums, &x.scale), acc);
     }
 
     /// Minima of all groups, paired as the activations' sums are.
     #[inline(always)]
-    fn mins<S: Simd>(&self, s: S) -> [S::I; 4] {
-        let mins = unpack_six(&self.min_low, &self.min_high);
-        [s.pairs_u8(&mins[0]), s.pairs_u8(&mins[1]), s.pairs_u8(&mins[2]), s.pairs_u8(&mins[3])]
+    fn mins<S: Simd>(&self, s: S, head: &Head, ahead: usize) -> [S::I; 4] {
+        let mins = s.load_b(&self.mins, ahead);
+        let low = s.shr_b(s.load_b(&head.scales[0], 0), 6);
+        let low = s.select(low, s.shr_b(s.load_b(&head.scales[1], 0), 4), 3);
+        let first = s.and_b(mins, 63);
+        let second = s.and_b(s.select(low, s.shr_b(mins, 2), 15), 63);
+        [s.even_bytes(first), s.odd_bytes(first), s.even_bytes(second), s.odd_bytes(second)]
     }
 
     #[inline(always)]
@@ -118,13 +128,13 @@ impl Header {
 
     /// What an unpacked block of Q5_K needs besides its codes.
     #[inline(always)]
-    pub fn open<S: Simd>(&self, s: S, to: &mut MinimaBlock) {
-        for (to, both) in to.scales.as_chunks_mut::<2>().0.iter_mut().zip(&self.scales()) {
+    pub fn open<S: Simd>(&self, s: S, head: &Head, to: &mut MinimaBlock) {
+        for (to, both) in to.scales.as_chunks_mut::<2>().0.iter_mut().zip(head.scales(s, NEAR)) {
             let [first, second] = two_scales(s, both);
             s.store_f(&mut to[0], first);
             s.store_f(&mut to[1], second);
         }
-        for (to, mins) in to.mins.iter_mut().zip(self.mins(s)) {
+        for (to, mins) in to.mins.iter_mut().zip(self.mins(s, head, NEAR)) {
             s.store_i(to, mins);
         }
         s.store_f(&mut to.d, self.d(s));
@@ -134,26 +144,13 @@ impl Header {
 
 /// Scales of two groups as floats.
 #[inline(always)]
-pub fn two_scales<S: Simd>(s: S, both: &[u8; 32]) -> [S::F; 2] {
-    let both = s.pairs_u8(both);
+pub fn two_scales<S: Simd>(s: S, both: S::I) -> [S::F; 2] {
     [s.to_f(s.shr_i(both, 16)), s.to_f(s.shr_i(s.shl_i(both, 16), 16))]
-}
-
-/// The 128 six-bit numbers in order, 32 at a time.
-#[inline(always)]
-fn unpack_six(low: &[u8; 64], high: &[u8; 32]) -> [[u8; 32]; 4] {
-    let mut out = [[0; 32]; 4];
-    for (t, out) in out.iter_mut().enumerate() {
-        for j in 0..32 {
-            out[j] = (low[t % 2 * 32 + j] >> (t / 2 * 4) & 15) | (high[j] >> (2 * t) & 3) << 4;
-        }
-    }
-    out
 }
 
 impl Packed for K4 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
-        block.header = Header::pack(rows);
+        pack_scales(rows, &mut block.head, &mut block.foot);
         for (r, row) in rows.iter().enumerate() {
             let q = nibbles_k(&row[16..144]);
             for (codes, q) in block.codes.iter_mut().zip(q.chunks(32)) {
@@ -178,8 +175,7 @@ impl Form for K4 {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
-        s.fetch(&w.header, ahead);
-        let scales = w.header.scales();
+        let scales = w.head.scales(s, ahead);
         let mut total = [s.splat_i(0); NC];
         for pair in 0..4 {
             let mut part = [s.splat_i(0); NC];
@@ -194,9 +190,9 @@ impl Form for K4 {
                     dots(s, &mut part, high, &x.q[8 * g + 2 * i + 1]);
                 }
             }
-            add_pairs(s, &mut total, &part, s.pairs_u8(&scales[pair]));
+            add_pairs(s, &mut total, &part, scales[pair]);
         }
-        w.header.finish(s, &floats(s, &total), x, acc);
+        w.foot.finish(s, &w.head, ahead, &floats(s, &total), x, acc);
     }
 }
 
@@ -218,14 +214,14 @@ impl Block {
             s.store_b(&mut to[0], s.and_b(both, 15));
             s.store_b(&mut to[1], s.and_b(s.shr_b(both, 4), 15));
         }
-        for (to, scales) in to.scales.iter_mut().zip(&self.header.scales()) {
-            s.store_i(to, s.pairs_u8(scales));
+        for (to, scales) in to.scales.iter_mut().zip(self.head.scales(s, NEAR)) {
+            s.store_i(to, scales);
         }
-        for (to, mins) in to.mins.iter_mut().zip(self.header.mins(s)) {
+        for (to, mins) in to.mins.iter_mut().zip(self.foot.mins(s, &self.head, NEAR)) {
             s.store_i(to, mins);
         }
-        s.store_f(&mut to.d, self.header.d(s));
-        s.store_f(&mut to.dmin, self.header.dmin(s));
+        s.store_f(&mut to.d, self.foot.d(s));
+        s.store_f(&mut to.dmin, self.foot.dmin(s));
     }
 }
 

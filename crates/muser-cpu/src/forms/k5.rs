@@ -1,12 +1,13 @@
 //! Q5_K: Q4_K with a fifth bit. A block is 256 columns of 16 rows in 2,816 bytes, as many as in the file:
 //!
 //! ```text
-//! header as in Q4_K
+//! scales as in Q4_K
 //! 8 groups: high  [64]: bit b of byte 4 row + j = fifth bit of column 4b + j
 //!           codes [4][64] as in Q4_K
+//! mins, d, dmin as in Q4_K
 //! ```
 
-use super::k4::{Header, two_scales};
+use super::k4::{Foot, Head, pack_scales, two_scales};
 use super::open::{Minima, MinimaBlock};
 use super::unpack::{interleave1, interleave4, nibbles_k};
 use super::{Form, NEAR, Opens, Packed, add_scaled, dots};
@@ -30,8 +31,9 @@ struct Group {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block {
-    header: Header,
+    head: Head,
     groups: [Group; 8],
+    foot: Foot,
 }
 const _: () = assert!(size_of::<Block>() == 176 * 16);
 // SAFETY: bytes only.
@@ -39,7 +41,7 @@ unsafe impl Plain for Block {}
 
 impl Packed for K5 {
     fn pack(_: DType, rows: &[&[u8]; LANES], block: &mut Block) {
-        block.header = Header::pack(rows);
+        pack_scales(rows, &mut block.head, &mut block.foot);
         for (r, row) in rows.iter().enumerate() {
             let q = nibbles_k(&row[48..176]);
             for (g, group) in block.groups.iter_mut().enumerate() {
@@ -65,11 +67,10 @@ impl Form for K5 {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
-        s.fetch(&w.header, ahead);
-        let scales = w.header.scales();
+        let scales = w.head.scales(s, ahead);
         let mut total = [s.splat_f(0.0); NC];
         for pair in 0..4 {
-            let scales = two_scales(s, &scales[pair]);
+            let scales = two_scales(s, scales[pair]);
             for half in 0..2 {
                 let g = 2 * pair + half;
                 let mut part = [s.splat_i(0); NC];
@@ -82,7 +83,7 @@ impl Form for K5 {
                 add_scaled(s, &mut total, &part, scales[half]);
             }
         }
-        w.header.finish(s, &total, x, acc);
+        w.foot.finish(s, &w.head, ahead, &total, x, acc);
     }
 }
 
@@ -111,6 +112,6 @@ impl Opens for K5 {
                 s.store_b(&mut to[2 * i + 1], high);
             }
         }
-        w.header.open(s, to);
+        w.foot.open(s, &w.head, to);
     }
 }

@@ -2,10 +2,11 @@
 //! file has 3,360):
 //!
 //! ```text
+//! 4 quarters: scales [2 pairs of groups of 16][16 rows][2] signed, the second group's first
+//!             4 groups: codes [3][64]: byte 4 row + j of part i = column 4i + j | bits 2i of column 12 + j << 6
 //! d      [16] float
-//! scales [8 pairs of groups of 16][16 rows][2] signed, the second group's first
-//! 16 groups: codes [3][64]: byte 4 row + j of part i = column 4i + j | bits 2i of column 12 + j << 6
 //! ```
+//! It stands in the order that a kernel reads it, as in Q4_K.
 //! The 32 is taken off by starting each sum at -32 times the sum of the activations. The sums of two groups share a lane
 //! as in Q4_K.
 
@@ -23,9 +24,16 @@ pub struct K6;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Block {
+    quarters: [Quarter; 4],
     d: [f32; 16],
-    scales: [[u8; 32]; 8],
-    codes: [[[u8; 64]; 3]; 16],
+}
+
+/// Two pairs of groups.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Quarter {
+    scales: [[u8; 32]; 2],
+    codes: [[[u8; 64]; 3]; 4],
 }
 const _: () = assert!(size_of::<Block>() == 3392);
 // SAFETY: bytes only.
@@ -45,7 +53,8 @@ impl Packed for K6 {
                     q[96 + j] = low[32 + j] >> 4 | high[j] >> 6 << 4;
                 }
             }
-            for (group, q) in block.codes.iter_mut().zip(q.as_chunks::<16>().0) {
+            let groups = block.quarters.iter_mut().flat_map(|quarter| &mut quarter.codes);
+            for (group, q) in groups.zip(q.as_chunks::<16>().0) {
                 let words = q.as_chunks::<4>().0;
                 let last = u32::from_le_bytes(words[3]);
                 for (i, part) in group.iter_mut().enumerate() {
@@ -54,7 +63,7 @@ impl Packed for K6 {
                 }
             }
             for g in 0..16 {
-                block.scales[g / 2][2 * r + 1 - g % 2] = row[192 + g];
+                block.quarters[g / 4].scales[g / 2 % 2][2 * r + 1 - g % 2] = row[192 + g];
             }
             block.d[r] = half::f16::from_le_bytes([row[208], row[209]]).to_f32();
         }
@@ -76,22 +85,25 @@ impl Form for K6 {
         x: &Block256<NC>,
         acc: &mut [S::F; NC],
     ) {
-        s.fetch(&w.d, ahead);
-        s.fetch(&w.scales, ahead);
         let mut total = [s.splat_i(0); NC];
         for pair in 0..8 {
+            let quarter = &w.quarters[pair / 2];
+            if pair % 2 == 0 {
+                s.fetch(&quarter.scales, ahead);
+            }
             let mut part = starts(s, &x.start16[2 * pair]);
             for g in 2 * pair..2 * pair + 2 {
                 if g % 2 == 1 {
                     raise_onto(s, &mut part, &x.raised16[pair]);
                 }
-                let codes = codes(s, &w.codes[g], ahead);
+                let codes = codes(s, &quarter.codes[g % 4], ahead);
                 for i in 0..4 {
                     dots(s, &mut part, codes[i], &x.q[4 * g + i]);
                 }
             }
-            add_pairs(s, &mut total, &part, s.pairs_i8(&w.scales[pair]));
+            add_pairs(s, &mut total, &part, s.pairs_i8(&quarter.scales[pair % 2]));
         }
+        s.fetch(&w.d, ahead);
         add_steps(s, acc, &total, s.load_f(&w.d), &x.scale);
     }
 }
@@ -113,12 +125,12 @@ impl Opens for K6 {
     fn open<S: Simd>(s: S, w: &Block, _: S::B, to: &mut PairedOffsetBlock) {
         to.d = w.d;
         for g in 0..16 {
-            let codes = codes(s, &w.codes[g], NEAR);
+            let codes = codes(s, &w.quarters[g / 4].codes[g % 4], NEAR);
             for i in 0..4 {
                 s.store_b(&mut to.codes[4 * g + i], codes[i]);
             }
         }
-        for (to, scales) in to.scales.iter_mut().zip(&w.scales) {
+        for (to, scales) in to.scales.iter_mut().zip(w.quarters.iter().flat_map(|quarter| &quarter.scales)) {
             s.store_i(to, s.pairs_i8(scales));
         }
     }

@@ -75,7 +75,8 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
         let table = s.table(self.table);
         let (blocks, first) = (self.blocks, self.first);
         if NC == 1 || self.stream {
-            let ahead = if NC < 4 { NEAR } else { FAR };
+            // Few columns wait for memory only, and the processor follows them by itself.
+            let ahead = if NC < 4 { 0 } else { FAR };
             for (panel, out) in self.panels.chunks_exact(blocks).zip(self.out) {
                 let mut acc = [s.splat_f(0.0); NC];
                 for (acc, out) in acc.iter_mut().zip(&*out) {
@@ -251,6 +252,8 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
     let scales = scales(isa, form, x.tiles.len());
     let count = bytes.len() / (blocks * form.block_bytes());
     let mut lines = OPENED.take();
+    // One tile alone: nothing is read twice, and a panel's whole length is one run of memory.
+    let span = if x.tiles.len() == 1 { blocks } else { span };
     for first in (0..blocks).step_by(span) {
         let run = first..blocks.min(first + span);
         let stream = x.tiles.len() < OPEN;

@@ -59,7 +59,9 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn load_b(self, from: &[u8; 64], ahead: usize) -> I2 {
-        op!(_mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast()));
+        if ahead > 0 {
+            op!(_mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast()));
+        }
         both!(|i| _mm256_loadu_si256(from.as_ptr().add(32 * i).cast()))
     }
     #[inline(always)]
@@ -68,7 +70,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn fetch<T: ?Sized>(self, at: &T, ahead: usize) {
-        for line in (0..size_of_val(at)).step_by(64) {
+        for line in (0..size_of_val(at)).step_by(64).filter(|_| ahead > 0) {
             op!(_mm_prefetch::<_MM_HINT_T0>((&raw const *at).cast::<i8>().wrapping_add(ahead + line)));
         }
     }
@@ -145,8 +147,12 @@ impl Simd for Avx2 {
         both!(|i| _mm256_xor_si256(a[i], _mm256_set1_epi32(mask)))
     }
     #[inline(always)]
-    fn pairs_u8(self, from: &[u8; 32]) -> I2 {
-        both!(|i| _mm256_cvtepu8_epi16(_mm_loadu_si128(from.as_ptr().add(16 * i).cast())))
+    fn even_bytes(self, v: I2) -> I2 {
+        both!(|i| _mm256_and_si256(v[i], _mm256_set1_epi16(255)))
+    }
+    #[inline(always)]
+    fn odd_bytes(self, v: I2) -> I2 {
+        both!(|i| _mm256_srli_epi16::<8>(v[i]))
     }
     #[inline(always)]
     fn pairs_i8(self, from: &[u8; 32]) -> I2 {

@@ -91,7 +91,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn fetch<T: ?Sized>(self, at: &T, ahead: usize) {
-        for line in (0..size_of_val(at)).step_by(64) {
+        for line in (0..size_of_val(at)).step_by(64).filter(|_| ahead > 0) {
             op!(_mm_prefetch::<_MM_HINT_T0>((&raw const *at).cast::<i8>().wrapping_add(ahead + line)));
         }
     }
@@ -167,8 +167,12 @@ impl Simd for Avx512 {
         op!(_mm512_xor_si512(a, _mm512_set1_epi32(mask)))
     }
     #[inline(always)]
-    fn pairs_u8(self, from: &[u8; 32]) -> __m512i {
-        op!(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from.as_ptr().cast())))
+    fn even_bytes(self, v: __m512i) -> __m512i {
+        op!(_mm512_and_si512(v, _mm512_set1_epi16(255)))
+    }
+    #[inline(always)]
+    fn odd_bytes(self, v: __m512i) -> __m512i {
+        op!(_mm512_srli_epi16::<8>(v))
     }
     #[inline(always)]
     fn pairs_i8(self, from: &[u8; 32]) -> __m512i {

@@ -174,8 +174,12 @@ impl Simd for Neon {
         four!(|i| veorq_s32(a[i], vdupq_n_s32(mask)))
     }
     #[inline(always)]
-    fn pairs_u8(self, from: &[u8; 32]) -> I4 {
-        four!(|i| vreinterpretq_s32_u16(vmovl_u8(vld1_u8(from.as_ptr().add(8 * i)))))
+    fn even_bytes(self, v: B4) -> I4 {
+        four!(|i| vreinterpretq_s32_u16(vandq_u16(vreinterpretq_u16_u8(v[i]), vdupq_n_u16(255))))
+    }
+    #[inline(always)]
+    fn odd_bytes(self, v: B4) -> I4 {
+        four!(|i| vreinterpretq_s32_u16(vshrq_n_u16::<8>(vreinterpretq_u16_u8(v[i]))))
     }
     #[inline(always)]
     fn pairs_i8(self, from: &[u8; 32]) -> I4 {

@@ -92,8 +92,12 @@ impl Simd for Scalar {
         a.map(|v| v ^ mask)
     }
     #[inline(always)]
-    fn pairs_u8(self, from: &[u8; 32]) -> [i32; 16] {
-        from_fn(|i| i32::from(from[2 * i]) | i32::from(from[2 * i + 1]) << 16)
+    fn even_bytes(self, v: [u8; 64]) -> [i32; 16] {
+        from_fn(|i| i32::from(v[4 * i]) | i32::from(v[4 * i + 2]) << 16)
+    }
+    #[inline(always)]
+    fn odd_bytes(self, v: [u8; 64]) -> [i32; 16] {
+        from_fn(|i| i32::from(v[4 * i + 1]) | i32::from(v[4 * i + 3]) << 16)
     }
     #[inline(always)]
     fn pairs_i8(self, from: &[u8; 32]) -> [i32; 16] {
