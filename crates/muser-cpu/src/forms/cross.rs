@@ -37,19 +37,21 @@ impl CrossedBlock {
         for (p, starts) in self.starts.iter_mut().enumerate() {
             let mut crosses = [[0; LANES]; 2];
             for (half, crosses) in crosses.iter_mut().enumerate() {
-                let (mut cross, mut sum) = (s.splat_i(-16 * 960), s.splat_i(0));
+                let mut parts = [s.splat_i(0); 3];
                 for both in &self.paired.codes.as_chunks::<2>().0[8 * p + 4 * half..][..4] {
                     let (y, z) = (s.load_b(&both[0], 0), s.load_b(&both[1], 0));
-                    cross = s.dot_codes(cross, z, y);
-                    cross = s.dot(cross, y, i32::from_le_bytes([120; 4]));
-                    cross = s.dot(cross, z, i32::from_le_bytes([(-8i8) as u8; 4]));
-                    sum = s.dot(s.dot(sum, y, 0x0101_0101), z, 0x0101_0101);
+                    parts[0] = s.dot_codes(parts[0], z, y);
+                    parts[1] = s.dot(parts[1], y, 0x0101_0101);
+                    parts[2] = s.dot(parts[2], z, 0x0101_0101);
                 }
-                s.store_i(crosses, cross);
-                let mut sums = [0; LANES];
-                s.store_i(&mut sums, sum);
+                let mut sums = [[0; LANES]; 3];
+                for (to, part) in sums.iter_mut().zip(parts) {
+                    s.store_i(to, part);
+                }
+                let [both, y, z] = &sums;
                 for r in 0..LANES {
-                    all[r] += (self.paired.scales[p][r] >> (16 - 16 * half) & 63) * sums[r];
+                    crosses[r] = both[r] + 120 * y[r] - 8 * z[r] - 16 * 960;
+                    all[r] += (self.paired.scales[p][r] >> (16 - 16 * half) & 63) * (y[r] + z[r]);
                 }
             }
             for r in 0..LANES {
