@@ -50,9 +50,12 @@ def compile(nvrtc, name, source, arch):
 
 
 def crew(define, arch):
-    """How many warps a product's block has on cards of an architecture, and tiles each (product.rs), as lines of its source."""
+    """How many warps a product's block has on cards of an architecture, tiles each, and warps that multiply together (product.rs), as lines of its source."""
     columns = re.search(r"COLUMNS (\d+)$", define)
-    return "\n#define WARPS {}\n#define RING_TILES {}".format(*CREWS[int(columns[1])][arch in SMALL]) if columns else ""
+    if not columns:
+        return ""
+    team = "\n#define TEAM 4" if arch == "sm_90a" and columns[1] == "16" else ""
+    return "\n#define WARPS {}\n#define RING_TILES {}".format(*CREWS[int(columns[1])][arch in SMALL]) + team
 
 
 def is_hot(kernel):

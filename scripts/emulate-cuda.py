@@ -15,9 +15,9 @@ TYPES = {"F16": (1, 0, 2, 1), "BF16": (2, 0, 2, 1), "Q8_0": (3, 1, 34, 32), "Q4_
          "Q5_K": (6, 4, 176, 256), "Q6_K": (7, 5, 210, 256), "IQ4_NL": (8, 6, 18, 32), "IQ4_XS": (9, 6, 136, 256),
          "NVFP4": (10, 7, 36, 64), "Q3_K": (11, 5, 110, 256)}
 
-# Columns and warps of a block, and what is looked for.
-RUNS = [(1, 8, "address"), (16, 16, "address")]
-MORE = [(4, 16, "thread"), (16, 8, "address")]
+# Columns and warps of a block, warps that multiply together, and what is looked for.
+RUNS = [(1, 8, 1, "address"), (16, 16, 4, "address")]
+MORE = [(4, 16, 1, "thread"), (16, 8, 1, "address")]
 
 
 def text(name):
@@ -37,15 +37,15 @@ def blocks():
             raw, values = os.path.join(folder, "raw"), os.path.join(folder, "values")
             open(raw, "wb").write(array(f"{name}.blocks"))
             open(values, "wb").write(array(f"{name}.f32"))
-            for columns, warps, sanitizer in RUNS + (MORE if name in ("Q4_K", "Q6_K") else []):
+            for columns, warps, team, sanitizer in RUNS + (MORE if name in ("Q4_K", "Q6_K") else []):
                 program = os.path.join(folder, "program")
-                source = f'#define TYPE {layout}\n#define SIDE {layout}\n#define COLUMNS {columns}\n#define SOURCE {number}\n#define WARPS {warps}\n#define RING_TILES 3\n#define THREADS {32 * warps}\n#include "cuda.h"\n#include "ptx.h"\n'
+                source = f'#define TYPE {layout}\n#define SIDE {layout}\n#define COLUMNS {columns}\n#define SOURCE {number}\n#define WARPS {warps}\n#define TEAM {team}\n#define RING_TILES 3\n#define THREADS {32 * warps}\n#include "cuda.h"\n#include "ptx.h"\n'
                 source += "".join(text(n) for n in ("common.cuh", "layout.cuh", "pack.cu", "tile.cuh", "project.cu")) + open(os.path.join(HERE, "project.cpp")).read()
                 path = program + ".cpp"
                 open(path, "w").write(source)
                 subprocess.check_call(["g++", "-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-mf16c", "-mfma", "-w", "-pthread", "-I", HERE, path, "-o", program])
                 if subprocess.call(["timeout", "300", program, raw, values, str(block), str(length)]) != 0:
-                    failed.append(f"{name}, {columns} columns, {warps} warps, {sanitizer}")
+                    failed.append(f"{name}, {columns} columns, {warps} warps, {team} a team, {sanitizer}")
     if failed:
         sys.exit("wrong or hung: " + "; ".join(failed))
 

@@ -45,15 +45,17 @@ int main(int, char** args) {
     std::vector<uint4> x(16 * cols / 8);
     for (u32 i = 0; i < 16 * cols; ++i) ((u16*)x.data())[i] = float_to_half((float)(rand() % 2001 - 1000) / 700.0f);
     std::vector<uint4> tiled((size_t)blocks * GROUP_ROWS * GROUP_ROW / 8);
+    const Activation to = {nullptr, nullptr, (u16*)tiled.data(), TEAM > 1};
     for (u32 row = 0; row < 16; ++row)
         for (u32 e = 0; e < cols; e += 32) {
-            u16* to = tile_row((u16*)tiled.data(), row, e);
             float sum = 0;
-            for (u32 i = e; i < e + 32; ++i) sum += half_to_float(to[in_tile(i)] = ((u16*)x.data())[row * cols + i]);
-            put_sum(to, e, sum);
+            for (u32 i = e; i < e + 32; ++i) sum += half_to_float(tile_row(to, row, i)[in_tile(to, i)] = ((u16*)x.data())[row * cols + i]);
+            put_sum(to, row, e, sum);
         }
+    // Rows of tiles of two segments, as teams have them.
+    const u32 of_first = rows > 16 * TEAM ? 16 * TEAM : rows, teams_first = (of_first + 16 * TEAM - 1) / (16 * TEAM), teams = teams_first + (rows - of_first + 16 * TEAM - 1) / (16 * TEAM);
     for (int slices = 1; slices <= (blocks > 1 ? 2 : 1); ++slices)
-        for (u32 grid = 1; grid <= (tiles < 3 ? tiles : 3); ++grid)
+        for (u32 grid = 1; grid <= (teams < 3 ? teams : 3); ++grid)
             for (int n = COLUMNS; n >= (COLUMNS + 1) / 2; n -= 3) {
                 const u32 most_blocks = (blocks + slices - 1) / slices, planes = slices == 1 ? 2 : slices;
                 const u32 fixed = WARPS * Kind<TYPE>::stages * Kind<TYPE>::part_bytes + WARPS * 1024 + 528;
@@ -61,17 +63,17 @@ int main(int, char** args) {
                 std::vector<float> out((size_t)planes * n * rows, -1e30f);
                 // Two segments when the rows allow it, or a product of its own for the second.
                 Product a{}, side{};
-                u32 first = rows > 16 ? 16 : rows;
-                a.seg[0] = {w, out.data(), (u64)n * rows, (int)first, (int)((first + 15) / 16), (int)rows, 1.0f / norm};
+                u32 first = of_first;
+                a.seg[0] = {w, out.data(), (u64)n * rows, (int)first, (int)teams_first, (int)rows, 1.0f / norm};
                 a.segments = 1;
                 if (first < rows) {
-                    u64 at = (u64)blocks * tile_bytes(TYPE);
-                    Segment second = {w + at, out.data() + first, (u64)n * rows, (int)(rows - first), (int)((rows - first + 15) / 16), (int)rows, 1.0f / norm};
-                    if (grid == 2) side.seg[0] = second, side.segments = 1, side.tiles = tiles - 1;
+                    u64 at = (u64)first / 16 * blocks * tile_bytes(TYPE);
+                    Segment second = {w + at, out.data() + first, (u64)n * rows, (int)(rows - first), (int)(teams - teams_first), (int)rows, 1.0f / norm};
+                    if (grid == 2) side.seg[0] = second, side.segments = 1, side.tiles = teams - teams_first;
                     else a.seg[1] = second, a.segments = 2;
                 }
                 for (Product* p : {&a, &side}) p->cols = cols, p->n = n, p->slices = slices, p->masks = {0x000f000f, 0x00f000f0};
-                a.tiles = tiles - side.tiles;
+                a.tiles = teams - side.tiles;
                 a.blocks = grid - side.segments;
                 side.blocks = side.segments;
                 // Of three blocks one starts late, and has one row of tiles.
@@ -91,6 +93,6 @@ int main(int, char** args) {
                         expect(fabs(got - want) <= 1.5e-3 * size + most * 1e-3, "product", got, want);
                     }
             }
-    printf("type %d, %d columns: %u x %u, %d failures\n", TYPE, COLUMNS, rows, cols, failures);
+    printf("type %d, %d columns, %d warps a team: %u x %u, %d failures\n", TYPE, COLUMNS, TEAM, rows, cols, failures);
     return failures != 0;
 }

@@ -42,6 +42,22 @@ inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         }
     for (int i = 0; i < 4; ++i) c[i] = (float)sums[i];
 }
+// The same of a warpgroup, of which each warp has 16 rows: they need no other's.
+template <int WIDE_K>
+inline u32 wide_at(u32 at) { return at >> 4 | (WIDE_K >> 4) << 16; }
+inline void wide_begin() {}
+template <int WIDE_N>
+inline void wide_mma(float c[2][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
+    const int lane = my_lane(), g = lane >> 2, t = lane & 3;
+    for (int n = 0; n < 2; ++n) {
+        u32 word[2];
+        for (int k = 0; k < 2; ++k)
+            memcpy(&word[k], shared_memory + (int)((b & 0x3fff) * 16 + k * (b >> 16) * 16 + n * WIDE_N + g * 16 + t * 4), 4);
+        mma(c[n], a0, a1, a2, a3, word[0], word[1]);
+    }
+}
+inline void wide_end() {}
+inline void wide_done() {}
 inline void copy16(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from, 16}); }
 inline void copy8_near(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from, 8}); }
 inline void copy16_near(u32 to, const void* from) { copy16(to, from); }

@@ -4,7 +4,7 @@ use crate::chain::COUNTERS;
 use crate::gpu::{Gpu, Memory};
 use crate::launch::{Activation, GROUP_ROW};
 use crate::many::SLOTS;
-use crate::product::{HEAD_PLANES, MOST_PLANES};
+use crate::product::{HEAD_PLANES, MOST_PLANES, SUM_PLANES};
 use crate::program::{PART_BYTES, SMALL};
 use crate::weights::TILE_COLS;
 use muser_core::rotary::Rotary;
@@ -38,7 +38,7 @@ impl Act {
     }
 
     pub fn addresses(&self) -> Activation {
-        Activation { f: self.f.ptr, h: self.h.ptr, t: self.t.ptr }
+        Activation { f: self.f.ptr, h: self.h.ptr, t: self.t.ptr, wide: false }
     }
 
     pub fn memory(&self) -> &Memory {
@@ -193,7 +193,7 @@ impl Buffers {
                 k: raw(Buf::K)?,
                 v: raw(Buf::V)?,
                 g: raw(Buf::G)?,
-                p: alloc(rows.max(MOST_PLANES * SMALL) * width(Buf::P) * 4)?,
+                p: alloc(rows.max(SUM_PLANES * SMALL) * width(Buf::P) * 4)?,
                 gate: raw(Buf::F)?,
                 up: raw(Buf::F)?,
             },

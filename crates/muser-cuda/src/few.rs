@@ -67,6 +67,7 @@ impl Compiler<'_> {
                     n: (n - first).min(shape.columns),
                     slices: shape.slices,
                     blocks: shape.blocks,
+                    team: shape.team,
                     late: 0,
                     less: 0,
                 };

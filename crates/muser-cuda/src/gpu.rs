@@ -2,7 +2,7 @@
 
 use crate::device::CudaOptions;
 use crate::many::{Gemm, SLOTS};
-use crate::product::Room;
+use crate::product::{Room, WIDE_ROOM};
 use crate::sources::{HEADERS, Source, sources};
 use crate::weights::Layout;
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
@@ -78,7 +78,7 @@ impl Card {
     pub fn h200() -> Self {
         Card {
             name: "NVIDIA H200 (no card was asked)".into(),
-            room: Room { block: 232_448, processor: 233_472, processors: 132 },
+            room: Room { block: 232_448, processor: 233_472, processors: 132, wide: true },
         }
     }
 
@@ -93,8 +93,14 @@ impl Card {
     fn read(context: &CudaContext) -> Result<Self, DeviceError> {
         let attribute = |a| context.attribute(a).map(|v| v as usize).map_err(failed("read an attribute"));
         use sys::CUdevice_attribute::*;
+        let block = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let capability = (
+            attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
         let room = Room {
-            block: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            block,
+            wide: capability == (9, 0) && block >= WIDE_ROOM,
             processor: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
             processors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         };
@@ -201,7 +207,9 @@ impl Gpu {
         let side = Side::new(&context)?;
         let mut gpu =
             Gpu { context, stream, side, kernels: HashMap::new(), blas, card, programmatic: major >= 9 };
-        let arch = format!("sm_{major}{minor}");
+        // Warpgroups' instructions belong to this architecture alone.
+        let feature = if (major, minor) == (9, 0) { "a" } else { "" };
+        let arch = format!("sm_{major}{minor}{feature}");
         let sources = sources(types, products, chained, lane, options.kv, gpu.card.room);
         let compile = |source: &Source| {
             let text = [&[source.defines.as_str()], HEADERS.as_slice(), &[source.text]].concat().join("\n");

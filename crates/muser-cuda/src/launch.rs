@@ -26,7 +26,7 @@ impl Args {
         self
     }
     pub fn activation(mut self, a: &Activation) -> Self {
-        self.0.push([a.f, a.h, a.t].iter().flat_map(|p| p.to_le_bytes()).collect());
+        self.0.push([a.f, a.h, a.t, u64::from(a.wide)].iter().flat_map(|p| p.to_le_bytes()).collect());
         self
     }
     pub fn cache(mut self, c: &Cache) -> Self {
@@ -80,7 +80,8 @@ impl Args {
             let m = &segment.matrix;
             let addresses = [m.ptr, segment.out.ptr, segment.out.stride as u64];
             bytes.extend(addresses.iter().flat_map(|v| v.to_le_bytes()));
-            bytes.extend([m.rows, m.tiles(), segment.stride].iter().flat_map(|n| (*n as u32).to_le_bytes()));
+            let tiles = m.tiles().div_ceil(product.team);
+            bytes.extend([m.rows, tiles, segment.stride].iter().flat_map(|n| (*n as u32).to_le_bytes()));
             bytes.extend(m.scale.to_le_bytes());
         }
         bytes.resize(4 * 40, 0);
@@ -114,6 +115,8 @@ pub(crate) struct Activation {
     pub f: u64,
     pub h: u64,
     pub t: u64,
+    /// Whether warpgroups multiply the tiles: eight rows then stand together.
+    pub wide: bool,
 }
 
 /// A row of 256 columns in tiles of rows, halves: mirror of kernels/common.cuh.
@@ -132,7 +135,7 @@ impl Activation {
 
     /// Tiles alone.
     pub fn tiles(&self) -> Self {
-        Activation { t: self.t, ..Self::default() }
+        Activation { t: self.t, wide: self.wide, ..Self::default() }
     }
 
     /// Rows alone.
@@ -180,8 +183,8 @@ impl Halves {
 pub(crate) enum Left {
     Planes(Planes),
     Halves(Halves),
-    /// Tiles of rows, by address.
-    Tiles(u64),
+    /// Tiles of rows, by address, and whether eight stand together.
+    Tiles(u64, bool),
 }
 
 /// One layer's cache, for all slots.

@@ -5,8 +5,14 @@ use crate::weights::{Layout, Matrix, TILE_COLS};
 
 /// Activation rows that one launch takes at most.
 pub(crate) const GROUP: usize = 16;
+/// Activation rows up to which a warp multiplies a tile by itself where warpgroups could.
+pub(crate) const MOST_NARROW: usize = 8;
+/// Warps that then multiply together: a warpgroup.
+const TEAM: usize = 4;
 /// Planes of partial sums that a product leaves at most.
 pub(crate) const MOST_PLANES: usize = 12;
+/// The same for what is added to the residual and for the drafter's features, whose rows are the widest: 33,280 columns of Q8_0.
+pub(crate) const SUM_PLANES: usize = 18;
 /// The same for the head, whose planes are long.
 pub(crate) const HEAD_PLANES: usize = 4;
 
@@ -38,6 +44,8 @@ pub(crate) struct Shape {
     pub blocks: usize,
     /// Warps of a block.
     pub warps: usize,
+    /// Warps that multiply together, each with its own of so many rows of tiles.
+    pub team: usize,
     /// Dynamic shared memory of a block, bytes.
     pub shared: usize,
 }
@@ -51,6 +59,16 @@ pub(crate) struct Room {
     pub processor: usize,
     /// Multiprocessors.
     pub processors: usize,
+    /// Warpgroups multiply more than [`MOST_NARROW`] rows.
+    pub wide: bool,
+}
+
+/// Shared memory of a block from which on they do: products then never need fewer than [`GROUP`] rows a launch.
+pub(crate) const WIDE_ROOM: usize = 200_000;
+
+/// Warps that multiply together in a kernel for so many rows.
+pub(crate) fn team(room: Room, columns: usize) -> usize {
+    if room.wide && columns > MOST_NARROW { TEAM } else { 1 }
 }
 
 impl Shape {
@@ -65,7 +83,11 @@ impl Shape {
     ) -> Option<Self> {
         let mut columns = n.next_power_of_two().min(GROUP);
         // Groups leave their activations as tiles, which more columns take than those that stand alone.
-        let least = if columns > ALONE { 2 * ALONE } else { 1 };
+        let least = match columns {
+            _ if team(room, columns) > 1 => GROUP,
+            0..=ALONE => 1,
+            _ => 2 * ALONE,
+        };
         while columns >= least {
             if let Some(shape) = Self::with(room, layouts, columns, cols, tiles, planes) {
                 return Some(shape);
@@ -102,8 +124,9 @@ impl Shape {
             // Where there are many, one multiprocessor is left to the small kernels between products: a kernel's blocks that had to
             // wait for such a one to leave would be the last to end.
             let processors = room.processors - usize::from(room.processors >= 64);
-            let blocks = (processors * per / slices).clamp(layouts.len(), tiles);
-            Some(Shape { columns, slices, blocks, warps: crew.warps, shared: fixed + most * each })
+            let team = team(room, columns);
+            let blocks = (processors * per / slices).clamp(layouts.len(), tiles.div_ceil(team));
+            Some(Shape { columns, slices, blocks, warps: crew.warps, team, shared: fixed + most * each })
         })
     }
 
@@ -194,6 +217,8 @@ pub(crate) struct Product {
     pub slices: usize,
     /// Blocks of a slice.
     pub blocks: usize,
+    /// As [`Shape::team`].
+    pub team: usize,
     /// Blocks of a slice that start late, its first ones, and what they have of the list of tiles.
     pub late: usize,
     pub less: usize,
@@ -202,11 +227,11 @@ pub(crate) struct Product {
 impl Product {
     /// What a launch without a second layout has in its place.
     pub const NONE: Product =
-        Product { segments: vec![], cols: 0, n: 0, slices: 0, blocks: 0, late: 0, less: 0 };
+        Product { segments: vec![], cols: 0, n: 0, slices: 0, blocks: 0, team: 1, late: 0, less: 0 };
 
-    /// Rows of tiles.
+    /// Rows of tiles, or what a team has of them at once.
     pub fn tiles(&self) -> usize {
-        self.segments.iter().map(|s| s.matrix.tiles()).sum()
+        self.segments.iter().map(|s| s.matrix.tiles().div_ceil(self.team)).sum()
     }
 
     /// Deals the tiles out to blocks of which `late` start last: where they are few, they have less.
@@ -215,8 +240,8 @@ impl Product {
         let parts = self.segments.first().map_or(1, |s| if s.matrix.layout == Layout::F16 { 4 } else { 1 });
         let across = self.cols.div_ceil(TILE_COLS) * parts;
         let (list, one, less) = match self.slices {
-            1 => (self.tiles() * across, across, LESS * parts),
-            slices => (self.tiles(), 1, LESS * parts * slices / across),
+            1 => (self.tiles() * across, across, LESS * parts / self.team),
+            slices => (self.tiles(), 1, LESS * parts * slices / across / self.team),
         };
         let late = late / self.slices;
         let late = if 2 * late <= self.blocks && list / self.blocks >= 2 * one { late } else { 0 };
@@ -235,7 +260,7 @@ mod tests {
     use super::*;
     use crate::gpu::Card;
 
-    const CONSUMER: Room = Room { block: 101_376, processor: 102_400, processors: 82 };
+    const CONSUMER: Room = Room { block: 101_376, processor: 102_400, processors: 82, wide: false };
 
     #[test]
     fn shapes_fit_their_card() {
@@ -244,15 +269,16 @@ mod tests {
             for layout in [F16, Q8, Q4, Q4K, Q5K, Q6K, Iq4, Fp4] {
                 for (cols, tiles) in [(6656, 544), (19968, 416), (4096, 416), (256, 16), (33_280, 416)] {
                     for n in 1..=32 {
-                        let s = Shape::of(room, &[layout], n, cols, tiles, MOST_PLANES).unwrap();
+                        let s = Shape::of(room, &[layout], n, cols, tiles, SUM_PLANES).unwrap();
                         assert!(
-                            s.shared <= room.block && s.planes() <= MOST_PLANES,
+                            s.shared <= room.block && s.planes() <= SUM_PLANES,
                             "{layout:?} {n} {cols}: {s:?}"
                         );
                         let all = cols.div_ceil(TILE_COLS);
                         let most = all.div_ceil(s.slices);
                         assert!((s.slices - 1) * most < all, "a slice without columns: {s:?}");
-                        assert!(s.blocks <= tiles);
+                        assert!(s.blocks * s.team <= tiles.next_multiple_of(s.team));
+                        assert!(!room.wide || n <= MOST_NARROW || s.columns == GROUP);
                     }
                 }
             }

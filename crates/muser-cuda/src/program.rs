@@ -6,7 +6,7 @@ use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
-use crate::product::{ALONE, HEAD_PLANES, MOST_PLANES};
+use crate::product::{ALONE, HEAD_PLANES, MOST_NARROW, MOST_PLANES, SUM_PLANES};
 use crate::weights::{Matrix, TILE_ROWS, Weights};
 use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
@@ -213,7 +213,8 @@ impl<'a> Compiler<'a> {
                     return Ok(1);
                 }
                 let parts: Vec<_> = outs.iter().map(|(m, out)| (*m, b.raw(*out).ptr)).collect();
-                let planes = self.multiply(i..i + 1, &parts, x, n, MOST_PLANES)?;
+                let most = if matches!(outs.as_slice(), [(_, Buf::P)]) { SUM_PLANES } else { MOST_PLANES };
+                let planes = self.multiply(i..i + 1, &parts, x, n, most)?;
                 let left: Vec<_> =
                     outs.iter().zip(planes).map(|((_, out), p)| (*out, Left::Planes(p))).collect();
                 self.leave(&left);
@@ -380,7 +381,8 @@ impl<'a> Compiler<'a> {
         if rows > SMALL {
             a.halves()
         } else if rows > ALONE || self.key.even {
-            a.tiles()
+            let wide = self.card.room.wide && (rows > MOST_NARROW || self.key.even);
+            Activation { wide, ..a.tiles() }
         } else {
             a.rows()
         }
@@ -389,7 +391,7 @@ impl<'a> Compiler<'a> {
     /// Notes as what the last launch left an activation, `width` elements a row.
     pub(crate) fn leave_activation(&mut self, buf: Buf, a: &Activation, width: usize) {
         if a.t != 0 {
-            self.leave(&[(buf, Left::Tiles(a.t))]);
+            self.leave(&[(buf, Left::Tiles(a.t, a.wide))]);
         } else if a.f == 0 {
             self.leave(&[(buf, Left::Halves(Halves::rows(a.h, width)))]);
         }

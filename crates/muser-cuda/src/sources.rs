@@ -3,7 +3,7 @@
 use crate::chain;
 use crate::few::product_name;
 use crate::kv::suffix;
-use crate::product::{Crew, Room, crew};
+use crate::product::{Crew, Room, crew, team};
 use crate::stream::has_kernel;
 use crate::strict;
 use crate::weights::{Layout, source};
@@ -94,6 +94,9 @@ pub(crate) fn sources(
             "#define TYPE {}\n#define COLUMNS {columns}\n#define WARPS {warps}\n#define RING_TILES {stages}",
             layouts[0] as i32
         );
+        if team(room, columns) > 1 {
+            defines += &format!("\n#define TEAM {}", team(room, columns));
+        }
         match layouts.get(1) {
             Some(side) => defines += &format!("\n#define SIDE {}", *side as i32),
             None if columns == 1 => kernels.push(("widen", format!("widen_{}", layouts[0].name()))),

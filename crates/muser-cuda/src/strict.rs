@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn products_fit_their_card() {
-        let consumer = Room { block: 101_376, processor: 102_400, processors: 82 };
+        let consumer = Room { block: 101_376, processor: 102_400, processors: 82, wide: false };
         for room in [Card::h200().room, consumer] {
             for (cols, rows) in
                 [(6656, 8704), (6656, 39_936), (19_968, 6656), (33_280, 6656), (6656, 202_048), (64, 8)]

@@ -38,7 +38,9 @@ impl CudaDevice {
                 let left = group.iter().flat_map(|node| &node.leaves).find(|(b, _)| *b == buf);
                 // A failed read shows as nothing; the next call of the device reports the card's error.
                 match left.map(|(_, left)| left) {
-                    Some(Left::Tiles(at)) => self.read_tiles(*at, count, width).unwrap_or_default(),
+                    Some(Left::Tiles(at, wide)) => {
+                        self.read_tiles((*at, *wide), count, width).unwrap_or_default()
+                    }
                     Some(Left::Halves(halves)) => self.read_halves(halves, count, width).unwrap_or_default(),
                     Some(Left::Planes(planes)) => self.read_planes(planes, count * width).unwrap_or_default(),
                     None => {
@@ -69,12 +71,22 @@ impl CudaDevice {
     }
 
     /// `count` rows of what a group leaves.
-    fn read_tiles(&self, at: u64, count: usize, width: usize) -> Result<Vec<f32>, DeviceError> {
+    fn read_tiles(
+        &self,
+        (at, wide): (u64, bool),
+        count: usize,
+        width: usize,
+    ) -> Result<Vec<f32>, DeviceError> {
         let mut bytes = vec![0u8; width.div_ceil(TILE_COLS) * SMALL * GROUP_ROW * 2];
         self.gpu.download_at(at, &mut bytes)?;
         let value = |row: usize, e: usize| {
-            let within = (e & 0x87) | (e & 0x18) << 2 | (e & 0x60) >> 2;
-            let i = ((e / TILE_COLS * SMALL + row) * GROUP_ROW + within) * 2;
+            let (first, within) = if wide {
+                let matrix = (e & 128) >> 3 | (e & 31) >> 1;
+                (row / 8 * 8, (matrix * 8 + row % 8) * 8 + ((e & 96) >> 4 | (e & 1)))
+            } else {
+                (row, (e & 0x87) | (e & 0x18) << 2 | (e & 0x60) >> 2)
+            };
+            let i = ((e / TILE_COLS * SMALL + first) * GROUP_ROW + within) * 2;
             half::f16::from_le_bytes([bytes[i], bytes[i + 1]]).to_f32()
         };
         Ok((0..count).flat_map(|row| (0..width).map(move |e| value(row, e))).collect())

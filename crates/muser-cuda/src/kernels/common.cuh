@@ -46,19 +46,41 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
 struct Activation {
     float* f;
     u16 *h, *t;
+    u64 wide;   // whether warpgroups multiply `t`
 };
 
 // `t`: by 256 columns, GROUP_ROWS rows of GROUP_ROW halves, so that a product copies what it takes of some columns as it stands: values as the
 // lanes of tile.cuh read them, [half][step][t] 8; then sums of groups of 32 columns, each as two halves, its own and what it lacks:
 // pairs of the first, pairs of the second by turns. Rows meet all banks of shared memory by what is left over.
+// Where warpgroups multiply, eight rows stand together, in matrices of 8 by 8 that their tensor cores read: lane 4g + t of a warp has columns
+// 32t.. of weights (layout.cuh), so matrix 16 * half + 4 * step + k / 2 holds elements k and k + 1 of its 8 for t = 0..3; matrix 32 then has sums of
+// groups, 33 what they lack.
 #define GROUP_ROWS 32
 #define GROUP_ROW 288
-__device__ __forceinline__ u16* tile_row(u16* t, u32 row, u32 e) { return t + ((e >> 8) * GROUP_ROWS + row) * GROUP_ROW; }
-__device__ __forceinline__ u32 in_tile(u32 e) { return (e & 0x87) | (e & 0x18) << 2 | (e & 0x60) >> 2; }
-__device__ __forceinline__ void put_sum(u16* tile_row, u32 e, float sum) {
-    u16* to = tile_row + 256 + ((e >> 6) & 3) * 4 + ((e >> 5) & 1);
-    to[0] = float_to_half(sum);
-    to[2] = float_to_half(sum - half_to_float(to[0]));
+__device__ __forceinline__ u16* tile_row(const Activation& to, u32 row, u32 e) {
+    u16* block = to.t + (e >> 8) * GROUP_ROWS * GROUP_ROW;
+    return to.wide ? block + (row >> 3) * 8 * GROUP_ROW + (row & 7) * 8 : block + row * GROUP_ROW;
+}
+__device__ __forceinline__ u32 in_tile(const Activation& to, u32 e) {
+    if (to.wide) return ((e & 128) >> 3 | (e & 31) >> 1) * 64 + ((e & 96) >> 4 | (e & 1));
+    return (e & 0x87) | (e & 0x18) << 2 | (e & 0x60) >> 2;
+}
+__device__ __forceinline__ u32 in_sums(const Activation& to, u32 e) { return to.wide ? 32 * 64 + ((e >> 5) & 7) : 256 + ((e >> 6) & 3) * 4 + ((e >> 5) & 1); }
+__device__ __forceinline__ u32 to_lack(const Activation& to) { return to.wide ? 64 : 2; }
+__device__ __forceinline__ void put_sum(const Activation& to, u32 row, u32 e, float sum) {
+    u16* at = tile_row(to, row, e) + in_sums(to, e);
+    at[0] = float_to_half(sum);
+    at[to_lack(to)] = float_to_half(sum - half_to_float(at[0]));
+}
+// Four values from element e on, as two halves each.
+__device__ __forceinline__ void put_tile(const Activation& to, u32 row, u32 e, uint2 w) {
+    u16* at = tile_row(to, row, e) + in_tile(to, e);
+    if (!to.wide) {
+        *(uint2*)at = w;
+        return;
+    }
+    *(u32*)at = w.x;
+    *(u32*)(at + 64) = w.y;
 }
 __device__ __forceinline__ float sum_halves(uint2 w) {
     return (half_to_float((u16)w.x) + half_to_float((u16)(w.x >> 16))) + (half_to_float((u16)w.y) + half_to_float((u16)(w.y >> 16)));
@@ -71,9 +93,8 @@ __device__ __forceinline__ void put4(const Activation& to, u32 row, u32 e, u32 n
 #pragma unroll
         for (int d = 1; d < 8; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
         if (e >= n) return;
-        u16* at = tile_row(to.t, row, e);
-        *(uint2*)(at + in_tile(e)) = w;
-        if ((threadIdx.x & 7) == 0) put_sum(at, e, sum);
+        put_tile(to, row, e, w);
+        if ((threadIdx.x & 7) == 0) put_sum(to, row, e, sum);
         return;
     }
     if (e >= n) return;
@@ -86,9 +107,8 @@ __device__ __forceinline__ void put1(const Activation& to, u32 row, u32 e, u32 n
     if (to.t) {
         const float sum = warp_sum(half_to_float(w));
         if (e >= n) return;
-        u16* at = tile_row(to.t, row, e);
-        at[in_tile(e)] = w;
-        if ((threadIdx.x & 31) == 0) put_sum(at, e, sum);
+        tile_row(to, row, e)[in_tile(to, e)] = w;
+        if ((threadIdx.x & 31) == 0) put_sum(to, row, e, sum);
         return;
     }
     if (e >= n) return;

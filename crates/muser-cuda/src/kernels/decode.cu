@@ -422,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
                 const uint2 w = make_uint2(floats_to_half2(x.x, x.y), floats_to_half2(x.z, x.w));
                 if (out.t) {
                     const u32 e = (blockIdx.y * group + head) * HD + warp * 16 + t * 4;
-                    *(uint2*)(tile_row(out.t, blockIdx.z, e) + in_tile(e)) = w;
+                    put_tile(out, blockIdx.z, e, w);
                     of_lane = sum_halves(w);
                 } else {
                     *(float4*)(out.f + out_at(r)) = x;
@@ -443,7 +443,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
     __syncthreads();
     if ((int)threadIdx.x < group * 4) {
         const u32 e = blockIdx.y * group * HD + threadIdx.x * 32;
-        put_sum(tile_row(out.t, blockIdx.z, e), e, halves[2 * threadIdx.x] + halves[2 * threadIdx.x + 1]);
+        put_sum(out, blockIdx.z, e, halves[2 * threadIdx.x] + halves[2 * threadIdx.x + 1]);
     }
 }
 

@@ -115,65 +115,69 @@ struct Masks {
 };
 __device__ __forceinline__ u32 six_bits(const Masks& m) { return m.low | m.low << 2; }   // 0x003f003f
 
-// Eight quants of a piece's step as four pairs of 16 bits, over `magic` twice in a register: 0x6400 is 1024 as a half, so that they
-// stand in its mantissa, with 0 they are halves 2^-24 of what they are (subnormal, which products take as they come). The second two
-// pairs are 16 times as large.
-__device__ __forceinline__ void fields4(u32 w, u32 magic, const Masks& m, u32* out) {
+// Eight quants of a piece's step as four pairs of 16 bits. Over MAGIC they stand in mantissas of halves, from 1024 on, or, the second two pairs,
+// which are 16 times as large, from 64 on; over nothing they are halves 2^-24 of what they are (subnormal, which products take as they come),
+// or 2^-20.
+struct Magic {
+    u32 low, high;
+};
+#define MAGIC (Magic{0x64006400, 0x54005400})
+__device__ __forceinline__ void fields4(u32 w, const Magic& over, const Masks& m, u32* out) {
     u32 v = w >> 8;
-    out[0] = (w & m.low) | magic;
-    out[1] = (v & m.low) | magic;
-    out[2] = (w & m.high) | magic;
-    out[3] = (v & m.high) | magic;
+    out[0] = (w & m.low) | over.low;
+    out[1] = (v & m.low) | over.low;
+    out[2] = (w & m.high) | over.high;
+    out[3] = (v & m.high) | over.high;
 }
-__device__ __forceinline__ void fields5(u32 w, u32 h, int step, u32 magic, const Masks& m, u32* out) {
+__device__ __forceinline__ void fields5(u32 w, u32 h, int step, const Magic& over, const Masks& m, u32* out) {
     u32 v = w >> 8, y = h >> step;
     const u32 bit = m.high & m.low << 1;   // 0x00100010
-    out[0] = and_or(y << 4, bit, and_or(w, m.low, magic));
-    out[1] = and_or(y, bit, and_or(v, m.low, magic));
-    out[2] = and_or(y, bit << 4, and_or(w, m.high, magic));
-    out[3] = and_or(y >> 4, bit << 4, and_or(v, m.high, magic));
+    out[0] = and_or(y << 4, bit, and_or(w, m.low, over.low));
+    out[1] = and_or(y, bit, and_or(v, m.low, over.low));
+    out[2] = and_or(y, bit << 4, and_or(w, m.high, over.high));
+    out[3] = and_or(y >> 4, bit << 4, and_or(v, m.high, over.high));
 }
-__device__ __forceinline__ void fields6(u32 w, u32 h, int step, u32 magic, const Masks& m, u32* out) {
+__device__ __forceinline__ void fields6(u32 w, u32 h, int step, const Magic& over, const Masks& m, u32* out) {
     u32 v = w >> 8;
     u32 ha = step & 1 ? h << 4 : h, hb = step & 1 ? h << 2 : h >> 2, hc = step & 1 ? h >> 4 : h, hd = step & 1 ? h >> 6 : h >> 2;
     const u32 bits = m.high & m.low << 2;   // 0x00300030
-    out[0] = and_or(ha, bits, and_or(w, m.low, magic));
-    out[1] = and_or(hb, bits, and_or(v, m.low, magic));
-    out[2] = and_or(hc, bits << 4, and_or(w, m.high, magic));
-    out[3] = and_or(hd, bits << 4, and_or(v, m.high, magic));
+    out[0] = and_or(ha, bits, and_or(w, m.low, over.low));
+    out[1] = and_or(hb, bits, and_or(v, m.low, over.low));
+    out[2] = and_or(hc, bits << 4, and_or(w, m.high, over.high));
+    out[3] = and_or(hd, bits << 4, and_or(v, m.high, over.high));
 }
 
 // Eight weights of a piece's step as four pairs of halves, without minima; of two scales the one named.
 __device__ __forceinline__ u32 scale_of(u32 scales, bool high) { return high ? twice_high(scales) : twice_low(scales); }
 __device__ __forceinline__ void scale_fields(u32 scales, bool high, u32* out) {
-    // (1024 + q) * s - 1024 * s is exact before its one rounding, as is (1024 + 16 q) * s/16 - 64 * s.
-    u32 s = scale_of(scales, high), s16 = scale_of(hmul2(scales, 0x2c002c00), high), c0 = scale_of(hmul2(scales, 0xe400e400), high), c1 = scale_of(hmul2(scales, 0xd400d400), high);
+    // (1024 + q) * s - 1024 * s is exact before its one rounding, as is (64 + q) * s - 64 * s.
+    const u32 s = scale_of(scales, high), c0 = scale_of(hmul2(scales, 0xe400e400), high), c1 = scale_of(hmul2(scales, 0xd400d400), high);
     out[0] = hfma2(out[0], s, c0);
     out[1] = hfma2(out[1], s, c0);
-    out[2] = hfma2(out[2], s16, c1);
-    out[3] = hfma2(out[3], s16, c1);
+    out[2] = hfma2(out[2], s, c1);
+    out[3] = hfma2(out[3], s, c1);
 }
 __device__ __forceinline__ void nibbles(u32 w, u32 scales, bool high, int type, const Masks& m, u32* out) {
-    fields4(w, 0x64006400, m, out);
+    fields4(w, MAGIC, m, out);
     if (type != Q4) return scale_fields(scales, high, out);
     const u32 scale = scale_of(scales, high);
-    // 0xe408 is -1032; 0x2c00 is 1/16 and 0xd480 is -72: eight less.
+    // 0xe408 is -1032, 0xd480 is -72: eight less.
     out[0] = hmul2(hadd2(out[0], 0xe408e408), scale);
     out[1] = hmul2(hadd2(out[1], 0xe408e408), scale);
-    out[2] = hmul2(hfma2(out[2], 0x2c002c00, 0xd480d480), scale);
-    out[3] = hmul2(hfma2(out[3], 0x2c002c00, 0xd480d480), scale);
+    out[2] = hmul2(hadd2(out[2], 0xd480d480), scale);
+    out[3] = hmul2(hadd2(out[3], 0xd480d480), scale);
 }
 __device__ __forceinline__ void nibbles5(u32 w, u32 h, int step, u32 scales, bool high, const Masks& m, u32* out) {
-    fields5(w, h, step, 0x64006400, m, out);
+    fields5(w, h, step, MAGIC, m, out);
     scale_fields(scales, high, out);
 }
 __device__ __forceinline__ void nibbles6(u32 w, u32 h, int step, u32 scale, const Masks& m, u32* out) {
-    fields6(w, h, step, 0x64006400, m, out);
+    fields6(w, h, step, MAGIC, m, out);
     // 0xe420 is -1056; 0xd600 is -96.
     out[0] = hmul2(hadd2(out[0], 0xe420e420), scale);
     out[1] = hmul2(hadd2(out[1], 0xe420e420), scale);
-    out[2] = hmul2(hfma2(out[2], 0x2c002c00, 0xd600d600), scale);
-    out[3] = hmul2(hfma2(out[3], 0x2c002c00, 0xd600d600), scale);
+    out[2] = hmul2(hadd2(out[2], 0xd600d600), scale);
+    out[3] = hmul2(hadd2(out[3], 0xd600d600), scale);
 }
 // Four values of the table, as bytes: selectors have three bits, the fourth chooses between the table's halves.
 __device__ __forceinline__ u32 four_iq4(u32 q) {

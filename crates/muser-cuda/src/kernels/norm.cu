@@ -239,18 +239,21 @@ extern "C" __global__ void __launch_bounds__(1024) gather(const Row* rows, const
     const int to = rows[blockIdx.x].logit;
     if (to < 0) return;
     if (out.t && from.t) {
-        // Words of tiles' rows.
-        const u32 all = (n + 255) / 256 * (GROUP_ROW / 2);
-        for (u32 i = threadIdx.x; i < all; i += 1024) {
-            const u32 e = i / (GROUP_ROW / 2) * 256, at = i % (GROUP_ROW / 2);
-            ((u32*)tile_row(out.t, to, e))[at] = ((const u32*)tile_row(from.t, blockIdx.x, e))[at];
+        // As they stand, so that sums keep their bits.
+        for (u32 e = threadIdx.x * 2; e < (n + 255) / 256 * 256; e += 2048) {
+            u16* there = tile_row(out, to, e);
+            const u16* here = tile_row(from, blockIdx.x, e);
+            *(u32*)(there + in_tile(out, e)) = *(const u32*)(here + in_tile(from, e));
+            if (e & 31) continue;
+            there[in_sums(out, e)] = here[in_sums(from, e)];
+            there[in_sums(out, e) + to_lack(out)] = here[in_sums(from, e) + to_lack(from)];
         }
         return;
     }
     // One or two rows of a group are to stand alone, or a few of many rows are a group.
     for (u32 e = threadIdx.x; (e & ~31u) < n; e += 1024) {
         u16 w = 0;
-        if (e < n) w = from.t ? tile_row(from.t, blockIdx.x, e)[in_tile(e)] : from.h[(u64)blockIdx.x * n + e];
+        if (e < n) w = from.t ? tile_row(from, blockIdx.x, e)[in_tile(from, e)] : from.h[(u64)blockIdx.x * n + e];
         put1(out, to, e, n, half_to_float(w));
     }
 }

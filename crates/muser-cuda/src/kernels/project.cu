@@ -1,7 +1,8 @@
 // Matrices times 1 to 16 activation rows on tensor cores, straight from the tiles of layout.cuh.
 // Layout: a block holds the activations (f16) of its share of the columns; each of its WARPS warps takes an equal run of the list
 // of tiles (16 rows by 256 columns, row after row), with a ring of them on the way from memory, filled before the kernels ahead
-// are done. Rows of tiles that a warp has alone it writes; those cut between warps are joined at the end, in the warps' order.
+// are done. Where TEAM is 4, a warpgroup has four rows of tiles at once instead, a warp each, so that one read of activations serves 64 rows of
+// weights: `tiles` of a list then are such fours. Rows of tiles that a warp has alone it writes; those cut between warps are joined at the end, in the warps' order.
 // Where a row of tiles is cut between two blocks, the second part goes to plane 1; with columns in slices, each slice has a plane.
 // One or two activation rows: quants are multiplied as they are. A product's eight columns are the four groups of 32 that the
 // lanes of a row hold, times two rows, so that sums of one group stand alone and are scaled, instead of every weight. More rows need
@@ -15,7 +16,7 @@ struct Segment {
     const u8* w;
     float* out;
     u64 plane;      // elements from plane to plane of out
-    int rows, tiles, stride;
+    int rows, tiles, stride;   // tiles: rows of them, or TEAM together
     float scale;
 };
 struct Product {
@@ -39,11 +40,12 @@ __device__ __forceinline__ u32 first_of(const Product& a, u32 list, u32 block) {
 
 // The tile that a warp fetches next.
 struct Cursor {
-    const u8* p;
+    const u8* p;             // this lane's first bytes of it
     u32 left, rest, tiles;   // tiles that lie one after another from it on; the warp's others; rows of tiles left in the segment
     int segment;
 };
 __device__ __forceinline__ const u8* start_of(const Product& a, int s) { return s == 0 ? a.seg[0].w : s == 1 ? a.seg[1].w : s == 2 ? a.seg[2].w : a.seg[3].w; }
+__device__ __forceinline__ u32 rows_of(const Product& a, int s) { return s == 0 ? a.seg[0].rows : s == 1 ? a.seg[1].rows : s == 2 ? a.seg[2].rows : a.seg[3].rows; }
 __device__ __forceinline__ u32 tiles_of(const Product& a, int s) { return s == 0 ? a.seg[0].tiles : s == 1 ? a.seg[1].tiles : s == 2 ? a.seg[2].tiles : a.seg[3].tiles; }
 
 // Sums of a row of tiles that a lane has: as products leave them, or, where they were spread, v[0][0] of row g + 8 * (t >> 1) and column
@@ -66,7 +68,7 @@ __device__ __forceinline__ void write(const Product& a, u32 slice, u32 tile, boo
     const float scale = s == 0 ? a.seg[0].scale : s == 1 ? a.seg[1].scale : s == 2 ? a.seg[2].scale : a.seg[3].scale;
     base += a.slices > 1 ? slice * plane : starts ? 0 : plane;
     const bool alone = a.slices == 1 && starts && ends;
-    const u32 row = local * 16 + g + (SPREAD ? 8 * (t >> 1) : 0), col = SPREAD ? t & 1 : 2 * t;
+    const u32 row = (local * TEAM + (threadIdx.x >> 5) % TEAM) * 16 + g + (SPREAD ? 8 * (t >> 1) : 0), col = SPREAD ? t & 1 : 2 * t;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -82,11 +84,11 @@ __device__ __forceinline__ void write(const Product& a, u32 slice, u32 tile, boo
 // Block `block` of a product. Shared: rings, partial sums, zeros, activations with their groups' sums, barriers (see Shape in product.rs).
 template <int LAYOUT>
 __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x_stride, const u32 block, const u32 slice) {
-    constexpr bool tiled = COLUMNS > 2;   // activations come as Activation::t
+    constexpr bool tiled = COLUMNS > 2, wide = TEAM > 1;   // tiled: activations come as Activation::t
+    constexpr int TEAMS = WARPS / TEAM;
     constexpr int STAGES = Kind<LAYOUT>::stages, PARTS = Kind<LAYOUT>::parts, PART_BYTES = Kind<LAYOUT>::part_bytes, SUM_BYTES = Kind<LAYOUT>::sum_bytes;
     constexpr bool spread = Kind<LAYOUT>::spread;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    u8* ring = (u8*)shared_bytes + warp * STAGES * PART_BYTES;
+    const int warp = threadIdx.x >> 5, team = warp / TEAM, member = warp % TEAM, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     float* sums_of = (float*)((u8*)shared_bytes + WARPS * STAGES * PART_BYTES);
     constexpr int PLACE = spread ? 32 : NT * 128;   // sums that a warp leaves for others
     u32* zeros = (u32*)(sums_of + WARPS * PLACE);   // 512 bytes
@@ -100,10 +102,15 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
     // This block's run of the list of tiles: whole rows of tiles where slices leave their own planes.
     const u32 whole = a.slices == 1 ? 1 : parts, list = a.slices == 1 ? (u32)a.tiles * parts : (u32)a.tiles;
     const u32 block_from = first_of(a, list, block) * whole, block_to = first_of(a, list, block + 1) * whole;
-    const u32 share = block_to - block_from, from = block_from + share * warp / WARPS, to = block_from + share * (warp + 1) / WARPS;
-    const u32 ring_at = (u32)__cvta_generic_to_shared(ring);
-    const u64 gap = (u64)(all - blocks) * tile_bytes(LAYOUT);
+    const u32 share = block_to - block_from, from = block_from + share * team / TEAMS, to = block_from + share * (team + 1) / TEAMS;
+    const u32 ring = (u32)__cvta_generic_to_shared((u8*)shared_bytes + warp * STAGES * PART_BYTES), ring_at = tiled ? keep(ring) : ring, piece = tiled ? keep(lane * 16) : lane * 16;
     Cursor c = {0, 0, to - from, 0, 0};
+    const u64 row_bytes = (u64)all * tile_bytes(LAYOUT), gap = TEAM * row_bytes - (u64)blocks * tile_bytes(LAYOUT);
+    // A warp without a row of tiles in a segment's last four reads another's instead, for nothing.
+    auto beyond = [&](u32 local) {
+        const u32 last = (rows_of(a, c.segment) - 1) / 16, mine = local * TEAM + member;
+        return TEAM > 1 && mine > last ? mine - last : 0;
+    };
     u32 tile = 0, done = 0;   // of the part that is multiplied next
     // Of a segment that is read whole all that is left lies one after another, else what is left of a row of tiles.
     auto reach = [&](u32 at) {
@@ -117,18 +124,20 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         u32 local = tile;
         while (local >= tiles_of(a, c.segment)) local -= tiles_of(a, c.segment++);
         c.tiles = tiles_of(a, c.segment) - local;
-        c.p = start_of(a, c.segment) + ((u64)local * all + first) * tile_bytes(LAYOUT) + done * PART_BYTES;
+        c.p = start_of(a, c.segment) + piece + (local * TEAM + member - beyond(local)) * row_bytes + (u64)first * tile_bytes(LAYOUT) + done * PART_BYTES;
         reach(done);
     }
-    auto advance = [&]() {
+    auto fetch_next = [&](u32 to) {
+        fetch_at<LAYOUT>(to, c.p, piece);
         c.p += PART_BYTES;
         if (--c.left > 0 || c.rest == 0) return;
         c.p += gap;
         if (gap == 0 || --c.tiles == 0) {
             c.segment += 1;
             c.tiles = tiles_of(a, c.segment);
-            c.p = start_of(a, c.segment) + (u64)first * tile_bytes(LAYOUT);
+            c.p = start_of(a, c.segment) + piece + member * row_bytes + (u64)first * tile_bytes(LAYOUT);
         }
+        if (TEAM > 1 && c.tiles == 1) c.p -= beyond(tiles_of(a, c.segment) - 1) * row_bytes;
         reach(0);
     };
     allow_next();
@@ -140,10 +149,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
         if (s > 0) arrived<0>();
-        if (c.left > 0) {
-            fetch<LAYOUT>(ring_at + s * PART_BYTES, c.p, lane);
-            advance();
-        }
+        if (c.left > 0) fetch_next(ring_at + s * PART_BYTES + piece);
         commit();
     }
     if (threadIdx.x == 0) run[0] = block_from, run[1] = share;
@@ -213,46 +219,43 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         __syncthreads();
     }
     // Addresses of this lane in the activations, the sums and every tile; steps from tile to tile.
-    u32 x_at[NT], sums_at[NT], x_step = tiled ? COLUMNS * GROUP_ROW * 2 : 512, sums_step = tiled ? x_step : SUM_BYTES;
-    const u32 zeros_at = (u32)__cvta_generic_to_shared(zeros);
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-        int col = (spread ? g : n * 8 + g) & (COLUMNS - 1);
-        x_at[n] = (u32)__cvta_generic_to_shared(xs + col * x_row + t * 8);
-        sums_at[n] = (u32)__cvta_generic_to_shared(sums + col * sum_row + t * 4);
-        if (spread && (g >> 1 != t || (g & 1) >= COLUMNS)) x_at[n] = zeros_at, x_step = 0;
-        if (spread && g >= COLUMNS) sums_at[n] = zeros_at, sums_step = 0;
-        x_at[n] = keep(x_at[n]);
-        sums_at[n] = keep(sums_at[n]);
-    }
+    const u32 zeros_at = (u32)__cvta_generic_to_shared(zeros), col = g & (COLUMNS - 1);
+    u32 x_at = (u32)__cvta_generic_to_shared(xs + (wide ? 0 : col * x_row + t * 8)), x_step = tiled ? COLUMNS * GROUP_ROW * 2 : 512;
+    u32 sums_at = (u32)__cvta_generic_to_shared(sums + col * sum_row + t * 4), sums_step = tiled ? x_step : SUM_BYTES;
+    if (spread && (g >> 1 != t || (g & 1) >= COLUMNS)) x_at = zeros_at, x_step = 0;
+    if (spread && g >= COLUMNS) sums_at = zeros_at, sums_step = 0;
+    x_at = keep(x_at);
+    sums_at = keep(sums_at);
     const u32 head = head_at(LAYOUT);
     constexpr bool grouped = Kind<LAYOUT>::k_sums;
-    const Lane l = {keep(lane * 16), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
+    const Lane l = {keep(piece), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
                     keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), a.masks, keep(six_bits(a.masks))};
     u32 unit = from, unseen = tiled && BULK ? parts : 0;   // tiles until all columns were waited for
     u32 slot = ring_at;
     constexpr int VALUES = spread ? 1 : 4;
     Sums sums_here{};
-    auto place = [&](u32 of, int n, int i) -> float& { return sums_of[of * PLACE + (n * 4 + i) * 32 + lane]; };
+    auto place = [&](u32 of, int n, int i) -> float& { return sums_of[(of * TEAM + member) * PLACE + (n * 4 + i) * 32 + lane]; };
 #pragma unroll 1
     while (unit < to) {
         const u32 begin = done, left = to - unit, end = parts - done < left ? parts : done + left;
-        float acc[2 * NT][4] = {};
+        float acc[wide ? NT : 2 * NT][4] = {};
         unit += end - begin;
         auto one = [&]() {
             const u32 columns = done / PARTS * x_step, groups = done / PARTS * sums_step;
             arrived<STAGES - 1>();
             __syncwarp();
             // Reads of what has just arrived stay behind this.
-            const u32 x_first = tiled ? keep(x_at[0] + columns) : x_at[0] + columns, sums_first = tiled ? keep(sums_at[0] + groups) : sums_at[0] + groups;
-            const u32 x_here[2] = {x_first, x_at[NT - 1] - x_at[0] + x_first}, groups_here[2] = {sums_first, sums_at[NT - 1] - sums_at[0] + sums_first};
-            consume<LAYOUT>(acc, keep(slot), x_here, groups_here, done % PARTS, l);
-            __syncwarp();
-            if (c.left > 0) {
-                fetch<LAYOUT>(slot, c.p, lane);
-                advance();
+            const u32 x_here = tiled ? keep(x_at + columns) : x_at + columns, groups_here = tiled ? keep(sums_at + groups) : sums_at + groups, tile_at = keep(slot);
+            if constexpr (wide) {
+                consume_wide<LAYOUT>(acc, tile_at, x_here, done % PARTS, l);
+            } else {
+                const u32 x_of[2] = {x_here, x_here + 8 * GROUP_ROW * 2}, groups_of[2] = {groups_here, groups_here + 8 * GROUP_ROW * 2};
+                consume<LAYOUT>(acc, tile_at, x_of, groups_of, done % PARTS, l);
             }
+            __syncwarp();
+            if (c.left > 0) fetch_next(tile_at + piece);
             commit();
+            if constexpr (wide) wide_done();
             slot = slot + PART_BYTES == ring_at + STAGES * PART_BYTES ? ring_at : slot + PART_BYTES;
         };
         if (tiled && BULK)
@@ -267,7 +270,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float v = spread ? acc[0][i] * Kind<LAYOUT>::unit + acc[1][i] : acc[2 * n][i] + acc[2 * n + 1][i];
+                float v = wide ? acc[n][i] : spread ? acc[0][i] * Kind<LAYOUT>::unit + acc[1][i] : acc[2 * n][i] + acc[2 * n + 1][i];
                 if (spread) {
                     v += __shfl_xor_sync(0xffffffffu, v, 1);
                     v += __shfl_xor_sync(0xffffffffu, v, 2);
@@ -279,21 +282,21 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
 #pragma unroll
             for (int n = 0; n < NT; ++n)
 #pragma unroll
-                for (int i = 0; i < VALUES; ++i) place(warp, n, i) = sums_here.v[n][i];
+                for (int i = 0; i < VALUES; ++i) place(team, n, i) = sums_here.v[n][i];
         if (begin == 0 && end == parts) write<spread>(a, slice, tile, true, true, sums_here);
         tile += 1;
         done = 0;
     }
     __syncthreads();
     if (from == to) return;
-    // The warp that has the first part of a cut row of tiles adds the others', which stand one after another: here that which the warp ends
-    // with, and for the block's first warp what another block began.
+    // Who has the first part of a cut row of tiles adds the others', which stand one after another: here that which he ends with, and for the
+    // block's first what another block began.
     auto join = [&](u32 cut, bool starts, Sums all) {
         const u32 row_end = (cut + 1) * parts;
         u32 at = to;
 #pragma unroll 1
-        for (u32 other = warp + 1; other < WARPS && at < row_end; ++other) {
-            const u32 other_to = run[0] + run[1] * (other + 1) / WARPS;
+        for (u32 other = team + 1; other < TEAMS && at < row_end; ++other) {
+            const u32 other_to = run[0] + run[1] * (other + 1) / TEAMS;
             if (other_to <= at) continue;
             at = other_to;
 #pragma unroll
@@ -309,7 +312,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
-            for (int i = 0; i < VALUES; ++i) mine.v[n][i] = place(warp, n, i);
+            for (int i = 0; i < VALUES; ++i) mine.v[n][i] = place(team, n, i);
         join(begun, false, mine);
     }
     if (to != left_open * parts && left_open * parts >= from) join(left_open, true, sums_here);

@@ -89,6 +89,21 @@ __device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u3
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same of four warps at once, each with 16 rows of a, on sm_90: b (16 x 16) lies in shared memory as matrices of 8 x 8, WIDE_K bytes from one
+// to the next along its columns and WIDE_N along its rows, at what `wide_at` makes of an address; 16 bytes on are one more. Products go on while the warps do. `wide_begin` comes between writing registers and products that read them, `wide_end` behind the last of them; after
+// `wide_done` their registers may be written again.
+template <int WIDE_K>
+__device__ __forceinline__ u32 wide_at(u32 at) { return __shfl_sync(0xffffffffu, at >> 4 | (WIDE_K >> 4) << 16, 0); }   // compilers know then that it is a warp's
+__device__ __forceinline__ void wide_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+template <int WIDE_N>
+__device__ __forceinline__ void wide_mma(float c[2][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
+    asm volatile("{\n\t.reg .b64 b;\n\tmov.b64 b, {%12, %13};\n\twgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, b, 1, 1, 1, 0;\n\t}"
+                 : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(WIDE_N >> 4));
+}
+__device__ __forceinline__ void wide_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wide_done() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
 // Copies of 16 bytes (or 8) to shared memory that go on while the thread does; with 128 bytes brought to the L2 cache at once, or without.
 // The first is for what is read once: its policy evicts that before all else.
 __device__ __forceinline__ void copy16(u32 to, const u8* from) {

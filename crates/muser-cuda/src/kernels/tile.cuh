@@ -1,5 +1,9 @@
-// One tile of layout.cuh times the activation rows that a kernel is compiled for (COLUMNS): on tensor cores, as a warp.
+// One tile of layout.cuh times the activation rows that a kernel is compiled for (COLUMNS): on tensor cores, as a warp, or, where TEAM is
+// defined as 4, as one of the warps of a warpgroup.
 #define NT (COLUMNS > 8 ? 2 : 1)
+#ifndef TEAM
+#define TEAM 1
+#endif
 #ifndef RING_TILES
 #define RING_TILES 3   // tiles of four bits a weight that a warp has on their way
 #endif
@@ -19,12 +23,17 @@ struct Kind {
     static constexpr float unit = LAYOUT == FP4 ? 1.0f : 16777216.0f, second = LAYOUT == Q8 || LAYOUT == IQ4 || LAYOUT == FP4 ? 1.0f : 0.0625f;
 };
 
+// Fetches a tile; `at` is where this lane's 16 bytes of each 512 are, which both addresses hold already.
 template <int LAYOUT>
-__device__ __forceinline__ void fetch(u32 to, const u8* from, int lane) {
+__device__ __forceinline__ void fetch_at(u32 to, const u8* from, u32 at) {
     constexpr int bytes = Kind<LAYOUT>::part_bytes;
 #pragma unroll
     for (int o = 0; o < bytes; o += 512)
-        if (o + 512 <= bytes || o + lane * 16 < bytes) copy16(to + o + lane * 16, from + o + lane * 16);
+        if (o + 512 <= bytes || at < bytes - o) copy16(to + o, from + o);
+}
+template <int LAYOUT>
+__device__ __forceinline__ void fetch(u32 to, const u8* from, int lane) {
+    fetch_at<LAYOUT>(to + lane * 16, from + lane * 16, lane * 16);
 }
 
 // Where a lane reads in every tile.
@@ -69,11 +78,11 @@ struct Quants {
         const u32* w = (const u32*)&q;
         const u32* wide = i < 2 ? w : (const u32*)&more;
         if (LAYOUT == Q8) fields8(wide[(i & 1) * 2], wide[(i & 1) * 2 + 1], 0, out);
-        else if (LAYOUT == Q6K) fields6(w[i], high[i >> 1], i & 1, 0, m, out);
-        else if (LAYOUT == Q5K) fields5(w[i], high[0], i, 0, m, out);
+        else if (LAYOUT == Q6K) fields6(w[i], high[i >> 1], i & 1, {0, 0}, m, out);
+        else if (LAYOUT == Q5K) fields5(w[i], high[0], i, {0, 0}, m, out);
         else if (LAYOUT == IQ4) fields8(four_iq4(w[i]), four_iq4(w[i] >> 16), 0, out);
         else if (LAYOUT == FP4) fields_fp4(w[i], out);
-        else fields4(w[i], 0, m, out);
+        else fields4(w[i], {0, 0}, m, out);
     }
     // The same, scaled with one of two scales.
     __device__ __forceinline__ void weights(int i, u32 scales, bool upper, const Masks& m, u32* out) const {
@@ -89,27 +98,16 @@ struct Quants {
     }
 };
 
-// A tile (or part `part` of one) at address u against the activations of its columns.
-// x: per 256 columns [half][step][t] 8 halves, from the lane's first on. Where sums are scaled, acc[0] are they, and acc[1] what
-// minima leave.
+// What a lane's weights of a tile at address u are multiplied with, by row, and the minima of its groups.
 template <int LAYOUT>
-__device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l) {
-    if (LAYOUT == F16) {
-        u32 from = x[0] + ((part >> 1) * 128 + (part & 1) * 64) * 2, from2 = NT == 2 ? x[NT - 1] + (from - x[0]) : 0;
-        const u32 at[2] = {from, from2};
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-            uint4 a = lds128(u + s * 512 + l.piece), b = lds128(u + 1024 + s * 512 + l.piece);
-            multiply(acc, (const u32*)&a, (const u32*)&b, at, s * 32);
-        }
-        return;
-    }
-    constexpr bool spread = Kind<LAYOUT>::spread;
+struct Factors {
     u32 scales[2][2], minima[2];
-    if (Kind<LAYOUT>::k_sums) {
+    __device__ __forceinline__ Factors(u32 u, const Lane& l) {
+        if (Kind<LAYOUT>::k_sums) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) k_scales(lds32(u + l.head + r * 128), lds32(u + l.word + r * 128), lds32(u + l.next + r * 128), l.shift, l.six, scales[r][0], minima[r]);
-    } else {
+            for (int r = 0; r < 2; ++r) k_scales(lds32(u + l.head + r * 128), lds32(u + l.word + r * 128), lds32(u + l.next + r * 128), l.shift, l.six, scales[r][0], minima[r]);
+            return;
+        }
         uint2 s = lds64(u + l.head);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -129,6 +127,29 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
             }
         }
     }
+    // The two among which a half has its own, and which of them is a step's.
+    static constexpr bool two = Kind<LAYOUT>::group == 16;
+    __device__ __forceinline__ u32 pair(int r, int half) const { return scales[r][two ? half : 0]; }
+    __device__ __forceinline__ bool upper(int half, int step) const { return two ? step > 1 : half; }
+};
+
+// A tile (or part `part` of one) at address u against the activations of its columns.
+// x: per 256 columns [half][step][t] 8 halves, from the lane's first on. Where sums are scaled, acc[0] are they, and acc[1] what
+// minima leave.
+template <int LAYOUT>
+__device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l) {
+    if (LAYOUT == F16) {
+        const u32 from = (part >> 1) * 256 + (part & 1) * 128, at[2] = {x[0] + from, x[NT - 1] + from};
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+            uint4 a = lds128(u + s * 512 + l.piece), b = lds128(u + 1024 + s * 512 + l.piece);
+            multiply(acc, (const u32*)&a, (const u32*)&b, at, s * 32);
+        }
+        return;
+    }
+    constexpr bool spread = Kind<LAYOUT>::spread;
+    const Factors<LAYOUT> factors(u, l);
+    const u32* minima = factors.minima;
     if (Kind<LAYOUT>::sums && LAYOUT != Q6K) {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
@@ -158,7 +179,7 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
                 if (i % (last + 1) == last)
 #pragma unroll
                     for (int k = 0; k < 4; ++k) {
-                        u32 pair = scales[k >> 1][sets == 2 ? half : 0];
+                        u32 pair = factors.scales[k >> 1][sets == 2 ? half : 0];
                         float scale = half_to_float((u16)((sets == 2 ? i > last : half) ? pair >> 16 : pair));
                         float sum = Kind<LAYOUT>::second == 1.0f ? one[0][k] : one[0][k] + one[1][k] * Kind<LAYOUT>::second;
                         acc[0][k] += sum * scale;
@@ -166,9 +187,7 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
                 continue;
             }
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                q[r].weights(i, scales[r][sets == 2 ? half : 0], sets == 2 ? i >= 2 : half, l.masks, f[r]);
-            }
+            for (int r = 0; r < 2; ++r) q[r].weights(i, factors.pair(r, half), factors.upper(half, i), l.masks, f[r]);
             multiply(acc, f[0], f[1], x, half * 128 + i * 32);
         }
     }
@@ -179,8 +198,54 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
 #pragma unroll
         for (int r = 0; r < 2; ++r)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) m[r][half] = hmul2(scales[r][half], 0xd000d000);
+            for (int half = 0; half < 2; ++half) m[r][half] = hmul2(factors.scales[r][half], 0xd000d000);
         mma(acc[1], m[0][0], m[1][0], m[0][1], m[1][1], a.x, b.x);
         mma(acc[1], m[0][0], m[1][0], m[0][1], m[1][1], a.y, b.y);
+    }
+}
+
+// The same by a warpgroup, each warp with a tile of its own and all with the same columns, which begin in shared memory at x. Products go
+// on behind it: `wide_done` waits for them.
+template <int LAYOUT>
+__device__ __forceinline__ void consume_wide(float acc[2][4], u32 u, u32 x, int part, const Lane& l) {
+    // A step is two products, each of two matrices of 128 bytes, 16 of which an operand counts as one; the second eight rows of activations
+    // follow the first.
+    constexpr int product = 2 * 128 / 16, octet = 8 * GROUP_ROW * 2;
+    const u32 b = wide_at<128>(x);
+    if (LAYOUT == F16) {
+        uint4 a[2], c[2];
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+            a[s] = lds128(u + s * 512 + l.piece);
+            c[s] = lds128(u + 1024 + s * 512 + l.piece);
+        }
+        wide_begin();
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+            wide_mma<octet>(acc, a[s].x, c[s].x, a[s].y, c[s].y, b + (part * 2 + s) * 2 * product);
+            wide_mma<octet>(acc, a[s].z, c[s].z, a[s].w, c[s].w, b + ((part * 2 + s) * 2 + 1) * product);
+        }
+        wide_end();
+        return;
+    }
+    const Factors<LAYOUT> factors(u, l);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        Quants<LAYOUT> q[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) q[r].load(u, l.piece, (r * 2 + half) * 512);
+        u32 f[4][2][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) q[r].weights(i, factors.pair(r, half), factors.upper(half, i), l.masks, f[i][r]);
+        wide_begin();
+        if (Kind<LAYOUT>::sums && half == 0) wide_mma<octet>(acc, factors.minima[0], factors.minima[1], factors.minima[0], factors.minima[1], b + 16 * product);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            wide_mma<octet>(acc, f[i][0][0], f[i][1][0], f[i][0][1], f[i][1][1], b + (half * 4 + i) * 2 * product);
+            wide_mma<octet>(acc, f[i][0][2], f[i][1][2], f[i][0][3], f[i][1][3], b + ((half * 4 + i) * 2 + 1) * product);
+        }
+        wide_end();
     }
 }
