@@ -60,6 +60,9 @@ inline void wide_end() {}
 inline void wide_done() {}
 inline void copy16(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from, 16}); }
 inline void copy8_near(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from, 8}); }
+inline void copy16_if(u32 wanted, u32 to, const void* from) {
+    if (wanted) copy16(to, from);
+}
 inline void copy16_near(u32 to, const void* from) { copy16(to, from); }
 inline void commit() { my_copies().emplace_back(); }
 template <int N>

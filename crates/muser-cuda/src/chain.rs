@@ -72,12 +72,12 @@ pub(crate) fn defines(layouts: &[Layout]) -> String {
     format!("#define COLUMNS 1\n#define FIRST {}{second}", layouts[0] as i32)
 }
 
-/// Elements of a row of activations in shared memory, and bytes of shared memory in all: rings, partial sums, zeros, sums, activations and
-/// their groups' sums.
+/// Elements of a row of activations in shared memory, and bytes of shared memory in all: rings, partial sums, zeros, sums, shares of each
+/// warp, activations and their groups' sums.
 fn shared(cols: usize) -> (usize, usize) {
     let blocks = cols.div_ceil(TILE_COLS);
     let row = blocks * TILE_COLS;
-    (row, WARPS * RING + 2 * WARPS * 16 * 4 + 512 + WARPS * 16 + row * 2 + blocks * 64)
+    (row, WARPS * (RING + 2 * 16 * 4 + 16 + 4 * 48) + 512 + row * 2 + blocks * 64)
 }
 
 /// Blocks that are on the card at once: one a multiprocessor. Where there are many, those that attention takes are left to it.

@@ -40,11 +40,6 @@ struct Chain {
     Masks masks;
 };
 #define STEPS 4
-#ifdef SECOND
-#define OF(layout, what) ((layout) == FIRST ? Kind<FIRST>::what : Kind<SECOND>::what)
-#else
-#define OF(layout, what) Kind<FIRST>::what
-#endif
 
 extern __shared__ uint4 shared_bytes[];
 
@@ -58,13 +53,15 @@ struct Slots {
 __device__ __forceinline__ u32 parts_of(u32 layout) { return layout == F16 ? 4 : 1; }
 
 // A warp's share of a product's tiles, and the tile that it fetches next.
-struct Run {
-    u32 product, block_from, run;   // which product, and the whole block's share of it
-    u32 from, to, next;
-    u32 tile, begun;                // the row of tiles that `from` stands in, and what of it stands before
-    const u8* p;
-    u32 left, piece;                // tiles of `piece` that are not fetched yet
+struct alignas(16) Run {
+    u32 product, from, to;
+    u32 tile, begun;         // the row of tiles that `from` stands in, and what of it stands before
+    u32 piece, left, rest;   // tiles of `piece` that are not fetched yet, and those of pieces after it
+    const u8* p;             // the next; as `take` gives it, a lane's 16 bytes of it
+    u32 last, others;        // the row of tiles that `to` stands in, with flags; warps whose parts are joined to `tile`'s, and to `last`'s
 };
+// Flags of `last`: the row `tile`, which another block began, is this warp's to join, and this block ends it; the same of the row `last`.
+enum { CUT_FIRST = 1u << 28, FIRST_ENDS = 1u << 29, CUT_LAST = 1u << 30, LAST_ENDS = 1u << 31 };
 
 __device__ __forceinline__ Run open_share(const Chain& c, u32 step) {
     Run r;
@@ -73,11 +70,10 @@ __device__ __forceinline__ Run open_share(const Chain& c, u32 step) {
     const u32 block = blockIdx.x - (second ? first : 0);
     r.product = 2 * step + second;
     const Product& a = c.product[r.product];
-    r.block_from = block * a.share + (block < a.longer ? block : a.longer);
-    r.run = block >= a.blocks ? 0 : a.share + (block < a.longer);
-    r.from = r.next = r.block_from + r.run * warp / WARPS;
-    r.to = r.block_from + r.run * (warp + 1) / WARPS;
-    r.tile = r.begun = r.left = r.piece = 0;
+    const u32 block_from = block * a.share + (block < a.longer ? block : a.longer), run = block >= a.blocks ? 0 : a.share + (block < a.longer);
+    r.from = block_from + run * warp / WARPS;
+    r.to = block_from + run * (warp + 1) / WARPS;
+    r.tile = r.begun = r.piece = r.left = r.rest = r.last = r.others = 0;
     r.p = 0;
     if (r.from == r.to) return r;
     const u32 parts = (a.cols + 255) / 256 * parts_of(a.layout);
@@ -85,32 +81,57 @@ __device__ __forceinline__ Run open_share(const Chain& c, u32 step) {
     r.begun = r.from - r.tile * parts;
     u32 local = r.tile;
     while (local >= a.piece[r.piece].tiles) local -= a.piece[r.piece++].tiles;
-    const u32 before = local * parts + r.begun;
-    r.left = a.piece[r.piece].tiles * parts - before;
+    const u32 before = local * parts + r.begun, here = a.piece[r.piece].tiles * parts - before, all = r.to - r.from;
+    r.left = here < all ? here : all;
+    r.rest = all - r.left;
     r.p = a.piece[r.piece].w + (u64)before * (tile_bytes(a.layout) / parts_of(a.layout));
+    // Parts of a row of tiles stand in warps one after another; the one that has the first of this block adds them up.
+    auto join = [&](u32 row_end, u32 ends, u32 shift) {
+        u32 at = r.to;
+        for (u32 other = warp + 1; other < WARPS && at < row_end; ++other) {
+            const u32 other_to = block_from + run * (other + 1) / WARPS;
+            if (other_to <= at) continue;
+            at = other_to;
+            r.others |= 1u << (other + shift);
+        }
+        return at >= row_end ? ends : 0;
+    };
+    const u32 row = r.from - r.begun, open = r.to / parts * parts;
+    r.last = r.to / parts;
+    if (r.from == block_from && r.begun > 0) r.last |= CUT_FIRST | join(row + parts, FIRST_ENDS, 0);
+    if (open < r.to && open >= r.from) r.last |= CUT_LAST | join(open + parts, LAST_ENDS, 16);
     return r;
 }
 
-// Goes on by n tiles, of which the last may be its piece's last.
-__device__ __forceinline__ void advance(const Chain& c, Run& r, u32 n, u32 parts, u32 bytes) {
-    r.next += n;
-    r.p += n * bytes;
-    r.left -= n;
-    if (r.left == 0 && r.next < r.to) {
-        r.piece += 1;
-        r.left = c.product[r.product].piece[r.piece].tiles * parts;
-        r.p = c.product[r.product].piece[r.piece].w;
-    }
+// A lane's 16 bytes of a tile, and what is added to their address: copies reach 2 KB to both sides of it without arithmetic.
+#define AHEAD 1536
+__device__ __forceinline__ const u8* mine(const u8* tile) { return tile + (threadIdx.x & 31) * 16 + AHEAD; }
+
+// A share from shared memory, to fetch from.
+__device__ __forceinline__ Run take(const Run& share) {
+    Run r = share;
+    r.p = mine(r.p);
+    return r;
 }
 
-// Fetches the next tile to a place of the ring; one group of copies, also where there is none.
+// Goes on by n tiles of this piece, and then to the next, if none of this is left.
+__device__ __forceinline__ void advance(const Chain& c, Run& r, u32 n, u32 parts) {
+    r.left -= n;
+    if (r.left > 0 || r.rest == 0) return;
+    const Piece& next = c.product[r.product].piece[++r.piece];
+    const u32 here = next.tiles * parts;
+    r.left = here < r.rest ? here : r.rest;
+    r.rest -= r.left;
+    r.p = mine(next.w);
+}
+
+// A lane's part of a tile to a place of the ring.
 template <int LAYOUT>
-__device__ __forceinline__ void fetch_next(const Chain& c, Run& r, u32 parts, u32 to) {
-    if (r.next < r.to) {
-        fetch<LAYOUT>(to, r.p, threadIdx.x & 31);
-        advance(c, r, 1, parts, Slots<LAYOUT>::bytes);
-    }
-    commit();
+__device__ __forceinline__ void copy_tile(u32 to, const u8* p) {
+    constexpr int bytes = Slots<LAYOUT>::bytes, whole = bytes / 512 * 512;
+    if (whole < bytes) copy16_if((threadIdx.x & 31) * 16 < bytes - whole, to + whole, p + whole - AHEAD);
+#pragma unroll
+    for (int o = 0; o < whole; o += 512) copy16(to + o, p + o - AHEAD);
 }
 
 // One stage of the ring's places.
@@ -118,18 +139,25 @@ template <int LAYOUT, int STAGE>
 __device__ __forceinline__ void fill_places(const Chain& c, Run& r, u32 ring_at) {
     constexpr int from = Slots<LAYOUT>::from[STAGE], n = Slots<LAYOUT>::from[STAGE + 1] - from, bytes = Slots<LAYOUT>::bytes;
     const u32 parts = (c.product[r.product].cols + 255) / 256 * Kind<LAYOUT>::parts;
-    if (n > 1 && r.next + n <= r.to && r.left >= n) {
-        // They stand one after another.
+    // They stand one after another, but for those at a piece's end.
+    if (n > 1 && r.left >= n) {
 #pragma unroll
         for (int s = 0; s < n; ++s) {
-            fetch<LAYOUT>(ring_at + (from + s) * bytes, r.p + s * bytes, threadIdx.x & 31);
+            copy_tile<LAYOUT>(ring_at + (from + s) * bytes, r.p + s * bytes);
             commit();
         }
-        advance(c, r, n, parts, bytes);
-        return;
+        r.p += n * bytes;
+        return advance(c, r, n, parts);
     }
 #pragma unroll 1
-    for (int s = 0; s < n; ++s) fetch_next<LAYOUT>(c, r, parts, ring_at + (from + s) * bytes);
+    for (int s = 0; s < n; ++s) {
+        if (r.left > 0) {
+            copy_tile<LAYOUT>(ring_at + (from + s) * bytes, r.p);
+            r.p += bytes;
+            advance(c, r, 1, parts);
+        }
+        commit();
+    }
 }
 template <int STAGE>
 __device__ __forceinline__ void fill(const Chain& c, Run& r, u32 ring_at) {
@@ -143,23 +171,39 @@ __device__ __forceinline__ void fill(const Chain& c, Run& r, u32 ring_at) {
 // Where 8 halves, the chunk-th of a row, stand in shared memory: [256 columns][half][step][t].
 __device__ __forceinline__ u32 place(u32 chunk) { return (chunk >> 5) * 256 + ((chunk >> 4) & 1) * 128 + (chunk & 3) * 32 + ((chunk >> 2) & 3) * 8; }
 
-// Keeps the sums of groups of activations, of which a lane has N from element e on: high and low halves, where the lanes of project.cu's
-// sums expect them.
-template <int N>
-__device__ __forceinline__ void keep_sums(u32 layout, u16* sums, u32 e, const u32* pairs) {
-    if (!OF(layout, sums)) return;
-    const u32 group = OF(layout, group);
-    float sum = 0.0f;
+// Sums of groups of activations as high and low halves, where the lanes of project.cu's sums expect them: up to eight half rows of 128,
+// which this warp wrote, are the columns of a product with ones, in whose row r the lanes t = r have them.
+template <int LAYOUT, typename Of>
+__device__ __forceinline__ void sum_groups(u32 xs_at, u16* sums, u32 halves, const Of& half_of) {
+    if (!Kind<LAYOUT>::sums || half_of(0) >= halves) return;
+    constexpr int sets = Kind<LAYOUT>::group == 16 ? 2 : 1;
+    const u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, ones = g == t ? 0x3c003c00 : 0, mine = half_of(g);
+    __syncwarp();
+    const u32 at = keep(xs_at + ((mine < halves ? mine : half_of(0)) * 128 + t * 8) * 2);
+    float total[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) sum += half_to_float((u16)pairs[i]) + half_to_float((u16)(pairs[i] >> 16));
+    for (int step = 0; step < 4; ++step) {
+        const uint4 v = lds128(at + step * 64);
+        mma(total[step * sets / 4], ones, 0, ones, 0, v.x, v.y);
+        mma(total[step * sets / 4], ones, 0, ones, 0, v.z, v.w);
+    }
 #pragma unroll
-    for (u32 d = 1; d < 16 / N; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    if (group == 32) sum += __shfl_xor_sync(0xffffffffu, sum, 16 / N);
-    if (threadIdx.x & (group / N - 1)) return;
-    const u32 number = (e & 255) / group, to = group == 16 || OF(layout, k_sums) ? number : (number & 3) * 2 + (number >> 2);
-    u16* pair = sums + (e >> 8) * (OF(layout, sum_bytes) / 2) + (to >> 1) * 4 + (to & 1);
-    pair[0] = float_to_half(sum);
-    pair[2] = float_to_half(sum - half_to_float(pair[0]));
+    for (int i = 0; i < 2 * sets; ++i) {
+        const u32 half = half_of(2 * t + i / sets);
+        if (g >= 4 || half >= halves) continue;
+        const u32 number = ((half & 1) * 4 + g) * sets + i % sets, to = sets == 2 || Kind<LAYOUT>::k_sums ? number : (number & 3) * 2 + (number >> 2);
+        u16* pair = sums + (half >> 1) * (Kind<LAYOUT>::sum_bytes / 2) + (to >> 1) * 4 + (to & 1);
+        const float value = total[i % sets][i / sets];
+        pair[0] = float_to_half(value);
+        pair[2] = float_to_half(value - half_to_float(pair[0]));
+    }
+}
+template <typename Of>
+__device__ __forceinline__ void keep_sums(u32 layout, u32 xs_at, u16* sums, u32 halves, const Of& half_of) {
+    if (layout == FIRST) sum_groups<FIRST>(xs_at, sums, halves, half_of);
+#ifdef SECOND
+    else sum_groups<SECOND>(xs_at, sums, halves, half_of);
+#endif
 }
 
 // A row of tiles, lane i holding row i of 16, to its planes.
@@ -191,22 +235,27 @@ __device__ __forceinline__ void multiply_share(const Chain& c, Run& r, u32 ring_
     constexpr bool grouped = Kind<LAYOUT>::k_sums;
     const Lane l = {keep(lane * 16), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
                     keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), c.masks, keep(six_bits(c.masks))};
-    u32 tile = r.tile, done = r.begun, unit = r.from;
-    int slot = 0;
+    u32 tile = r.tile, done = r.begun, unit = r.from, at = ring_at;
 #pragma unroll 1
     while (unit < r.to) {
         const u32 begin = done, left = r.to - unit, end = parts - done < left ? parts : done + left;
         float acc[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
         unit += end - begin;
+        while (done < end) {
+            const u32 more = r.left, n = more > 0 && more < end - done ? more : end - done;
 #pragma unroll 1
-        for (; done < end; ++done) {
-            const u32 x[1] = {x_at + done / PARTS * x_step}, of_groups[1] = {sums_at + done / PARTS * sums_step};
-            arrived<PLACES - 1>();
-            __syncwarp();
-            consume<LAYOUT>(acc, keep(ring_at + slot * BYTES), x, of_groups, done % PARTS, l);
-            __syncwarp();
-            fetch_next<LAYOUT>(c, r, parts, ring_at + slot * BYTES);
-            slot = slot + 1 == PLACES ? 0 : slot + 1;
+            for (const u32 stop = done + n; done < stop; ++done) {
+                const u32 x[1] = {x_at + done / PARTS * x_step}, of_groups[1] = {sums_at + done / PARTS * sums_step};
+                arrived<PLACES - 1>();
+                __syncwarp();
+                consume<LAYOUT>(acc, keep(at - lane * 16), x, of_groups, done % PARTS, l);
+                __syncwarp();
+                if (more) copy_tile<LAYOUT>(at, r.p);
+                commit();
+                r.p += BYTES;
+                at = at + BYTES == ring_at + PLACES * BYTES ? ring_at : at + BYTES;
+            }
+            if (more) advance(c, r, n, parts);
         }
         float* mine = sums_of + (2 * warp + (begin == 0)) * 16;
 #pragma unroll
@@ -226,27 +275,19 @@ __device__ __forceinline__ void multiply_share(const Chain& c, Run& r, u32 ring_
     }
 }
 
-// Rows of tiles that were cut between warps: the warp that has the first part adds the others', which stand one after another.
+// Rows of tiles that were cut between warps.
 __device__ __forceinline__ void join_cuts(const Chain& c, const Run& r, const float* sums_of) {
-    const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    if (r.from == r.to) return;
-    const Product& a = c.product[r.product];
-    const u32 parts = (a.cols + 255) / 256 * parts_of(a.layout);
-    auto join = [&](u32 cut, u32 from_place, u32 at, u32 row_end) {
-        float v = lane < 16 ? sums_of[from_place * 16 + lane] : 0.0f;
+    const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 15;
+    auto join = [&](u32 tile, u32 from_place, u32 others, bool ends) {
+        float v = sums_of[from_place * 16 + lane];
 #pragma unroll 1
-        for (u32 other = warp + 1; other < WARPS && at < row_end; ++other) {
-            const u32 other_to = r.block_from + r.run * (other + 1) / WARPS;
-            if (other_to <= at) continue;
-            at = other_to;
-            if (lane < 16) v += sums_of[2 * other * 16 + lane];
-        }
-        put(c, r.product, cut, (from_place & 1) != 0, at >= row_end, v);
+        for (u32 other = warp + 1; others >> other; ++other)
+            if (others >> other & 1) v += sums_of[2 * other * 16 + lane];
+        put(c, r.product, tile, (from_place & 1) != 0, ends, v);
     };
-    // The first row of tiles, where another block began it; the last, where this warp began it and does not end it.
-    const u32 row = r.from - r.begun, rows = (r.to - row) / parts, open = row + rows * parts;
-    if (r.from == r.block_from && r.begun > 0) join(r.tile, 2 * warp, r.to, row + parts);
-    if (open < r.to && open >= r.from) join(r.tile + rows, 2 * warp + 1, r.to, open + parts);
+    const u32 last = r.last, others = r.others;
+    if (last & CUT_FIRST) join(r.tile, 2 * warp, others & 0xffff, last & FIRST_ENDS);
+    if (last & CUT_LAST) join(last & (CUT_FIRST - 1), 2 * warp + 1, others >> 16, last & LAST_ENDS);
 }
 
 // A barrier of the grid in two halves: what a block wrote before the first is seen by all after the second.
@@ -261,29 +302,39 @@ __device__ __forceinline__ void wait_all(const u32* counter) {
 }
 
 #define FOURS ((8192 / 4 + THREADS - 1) / THREADS)
-// Sums over a block; `partial` has room for each warp's.
-__device__ __forceinline__ float4 sum_all(float4 v, float4* partial) {
-    const u32 lane = threadIdx.x & 31;
-    v = make_float4(warp_sum(v.x), warp_sum(v.y), warp_sum(v.z), warp_sum(v.w));
-    if (lane == 0) partial[threadIdx.x >> 5] = v;
-    __syncthreads();
-    v = partial[lane % WARPS];
+// Four sums over a block; `partial` has room for each warp's. A lane soon goes on with one of the four alone.
+__device__ __forceinline__ float4 sum_all(float4 v, float* partial) {
+    const u32 lane = threadIdx.x & 31, odd = lane & 1, upper = lane & 2;
+    auto across = [](float w, int d) { return __shfl_xor_sync(0xffffffffu, w, d); };
+    const float a = (odd ? v.y : v.x) + across(odd ? v.x : v.y, 1), b = (odd ? v.w : v.z) + across(odd ? v.z : v.w, 1);
+    float sum = (upper ? b : a) + across(upper ? a : b, 2);
 #pragma unroll
-    for (int d = WARPS / 2; d > 0; d >>= 1)
-        v = add4(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, d), __shfl_xor_sync(0xffffffffu, v.y, d), __shfl_xor_sync(0xffffffffu, v.z, d), __shfl_xor_sync(0xffffffffu, v.w, d)));
-    return v;
+    for (int d = 4; d < 32; d *= 2) sum += across(sum, d);
+    if (lane < 4) partial[(threadIdx.x >> 5) * 4 + lane] = sum;
+    __syncthreads();
+    sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS * 4; i += 32) sum += partial[i + lane];
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) sum += across(sum, d);
+    auto from = [&](int l) { return __shfl_sync(0xffffffffu, sum, l); };
+    return make_float4(from(0), from(1), from(2), from(3));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_constant__ Chain c) {
     const u32 warp = threadIdx.x >> 5;
     float* const sums_of = (float*)((u8*)shared_bytes + WARPS * RING);
     u32* const zeros = (u32*)(sums_of + 2 * WARPS * 16);   // 512 bytes
-    float4* const partial = (float4*)(zeros + 128);        // of each warp
-    u16* const xs = (u16*)(partial + WARPS);
+    float* const partial = (float*)(zeros + 128);          // four of each warp
+    Run* const runs = (Run*)(partial + 4 * WARPS) + warp * STEPS;
+    u16* const xs = (u16*)(partial + 4 * WARPS + WARPS * STEPS * (sizeof(Run) / 4));
     u16* const sums = xs + c.xs_halves;
-    const u32 ring_at = (u32)__cvta_generic_to_shared((u8*)shared_bytes + warp * RING), xs_at = (u32)__cvta_generic_to_shared(xs), zeros_at = (u32)__cvta_generic_to_shared(zeros);
+    const u32 ring_at = (u32)__cvta_generic_to_shared((u8*)shared_bytes + warp * RING + (threadIdx.x & 31) * 16), xs_at = (u32)__cvta_generic_to_shared(xs), zeros_at = (u32)__cvta_generic_to_shared(zeros);
     allow_next();
-    Run r = open_share(c, 0);
+    // The shares of all steps, each by a lane.
+    if ((threadIdx.x & 31) < STEPS) runs[threadIdx.x & 31] = open_share(c, threadIdx.x & 31);
+    __syncwarp();
+    Run r = take(runs[0]);
     // Attention, too, would be held up.
     fill<0>(c, r, ring_at);
     arrived<0>();
@@ -312,8 +363,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_cons
                     const u32 i = base + k * THREADS + threadIdx.x;
                     if (i >= chunks) continue;   // whole warps
                     *(uint4*)(xs + place(i)) = v[k];
-                    keep_sums<8>(layout, sums, i * 8, (const u32*)&v[k]);
                 }
+                const u32 first = base / 16 + warp * 2;
+                keep_sums(layout, xs_at, sums, chunks / 16, [&](u32 column) { return first + (column >> 1) * (THREADS / 16) + (column & 1); });
+                keep_sums(layout, xs_at, sums, chunks / 16, [&](u32 column) { return column < 2 ? first + 4 * (THREADS / 16) + column : ~0u; });
             }
         } else {
             const Tail& t = c.tail[step >> 1];
@@ -328,6 +381,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_cons
                 post[i] = t.post && e < cols ? *(const float4*)(t.post + e) : ones;
                 next[i] = e < cols ? *(const float4*)(t.next + e) : none;
                 x[i] = e < cols ? floats(load_far(t.before + e)) : none;
+                sum.w += dot4(x[i], x[i]);
             }
             wait_all(c.arrived + (step == 1 ? 0 : 3));
 #pragma unroll
@@ -341,9 +395,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_cons
                 v[i] = add4(v[i], more[i]);
                 sum.x += dot4(v[i], v[i]);
                 v[i] = mul4(v[i], post[i]);
-                sum = make_float4(sum.x, sum.y + dot4(v[i], v[i]), sum.z + dot4(v[i], x[i]), sum.w + dot4(x[i], x[i]));
+                sum.y += dot4(v[i], v[i]);
+                sum.z += dot4(v[i], x[i]);
             }
-            fill<2>(c, r, ring_at);
+            fill<2>(c, r, ring_at);   // not before: what planes bring would wait behind it
             sum = sum_all(sum, partial);
             const float f = t.post ? rsqrtf(sum.x / (float)cols + t.post_eps) : 1.0f;
             const float squares = fmaxf(f * f * sum.y + 2.0f * f * sum.z + sum.w, 0.0f), g = rsqrtf(squares / (float)cols + t.eps);
@@ -356,21 +411,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chain(const __grid_cons
                 const u32 pairs[2] = {floats_to_half2(h.x, h.y), floats_to_half2(h.z, h.w)};
                 if (e >= chunks * 8) continue;   // whole warps
                 *(uint2*)(xs + place(e >> 3) + (e & 4)) = make_uint2(pairs[0], pairs[1]);
-                keep_sums<4>(layout, sums, e, pairs);
                 if (e < first || e >= last || e >= cols) continue;
                 *(float4*)(t.after + e) = v[i];
                 if (features) *(float4*)(features + e) = v[i];
             }
+            keep_sums(layout, xs_at, sums, chunks / 16, [&](u32 column) { return column < FOURS ? column * WARPS + warp : ~0u; });
         }
         __syncthreads();
         if (layout == FIRST) multiply_share<FIRST>(c, r, ring_at, sums_of, zeros_at, xs_at, sums);
 #ifdef SECOND
         else multiply_share<SECOND>(c, r, ring_at, sums_of, zeros_at, xs_at, sums);
 #endif
-        const Run done = r;
-        if (step + 1 < STEPS) r = open_share(c, step + 1), fill<0>(c, r, ring_at);
+        if (step + 1 < STEPS) r = take(runs[step + 1]), fill<0>(c, r, ring_at);
         __syncthreads();
-        join_cuts(c, done, sums_of);
+        join_cuts(c, runs[step], sums_of);
         if (step + 1 == STEPS) break;
         // The tail waits where it has what it needs besides.
         arrive(c.arrived + (step == 2 ? 3 : step));

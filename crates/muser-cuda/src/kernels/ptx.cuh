@@ -109,6 +109,10 @@ __device__ __forceinline__ void wide_done() { asm volatile("wgmma.wait_group.syn
 __device__ __forceinline__ void copy16(u32 to, const u8* from) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(0x12F0000000000000ull) : "memory");
 }
+// The same where `wanted` is not zero, without a branch.
+__device__ __forceinline__ void copy16_if(u32 wanted, u32 to, const u8* from) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %0, 0;\n\t@p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%1], [%2], 16, %3;\n\t}" ::"r"(wanted), "r"(to), "l"(from), "l"(0x12F0000000000000ull) : "memory");
+}
 __device__ __forceinline__ void copy16_near(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }

@@ -31,10 +31,6 @@ __device__ __forceinline__ void fetch_at(u32 to, const u8* from, u32 at) {
     for (int o = 0; o < bytes; o += 512)
         if (o + 512 <= bytes || at < bytes - o) copy16(to + o, from + o);
 }
-template <int LAYOUT>
-__device__ __forceinline__ void fetch(u32 to, const u8* from, int lane) {
-    fetch_at<LAYOUT>(to + lane * 16, from + lane * 16, lane * 16);
-}
 
 // Where a lane reads in every tile.
 struct Lane {
