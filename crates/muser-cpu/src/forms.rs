@@ -34,7 +34,9 @@ pub use k5::K5;
 pub use k6::K6;
 pub use lut4::Lut4;
 pub use nv4::{Mx4, Nv4};
-pub use open::{PairedBlock, PairedOffsetBlock};
+#[cfg(target_arch = "x86_64")]
+pub use open::PairedBlock;
+pub use open::PairedOffsetBlock;
 pub use q4::Q4;
 pub use q8::{Q8, Q8M};
 
