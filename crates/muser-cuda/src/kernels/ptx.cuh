@@ -90,7 +90,8 @@ __device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u3
 }
 
 // The same of four warps at once, each with 16 rows of a, on sm_90: b (16 x 16) lies in shared memory as matrices of 8 x 8, WIDE_K bytes from one
-// to the next along its columns and WIDE_N along its rows, at what `wide_at` makes of an address; 16 bytes on are one more. Products go on while the warps do. `wide_begin` comes between writing registers and products that read them, `wide_end` behind the last of them; after
+// to the next along its columns and WIDE_N along its rows, at what `wide_at` makes of an address, in which 16 bytes are one. Products go on
+// while the warps do. `wide_begin` comes between writing registers and products that read them, `wide_end` behind the last of them; after
 // `wide_done` their registers may be written again.
 template <int WIDE_K>
 __device__ __forceinline__ u32 wide_at(u32 at) { return __shfl_sync(0xffffffffu, at >> 4 | (WIDE_K >> 4) << 16, 0); }   // compilers know then that it is a warp's
