@@ -121,7 +121,7 @@ impl Drop for Leave<'_> {
 impl Shared {
     fn take_units(&self, f: Job<'_>, threads: usize) {
         let (units, most) = (self.units.load(Relaxed), self.most.load(Relaxed));
-        let share = |left: usize| (left / (4 * threads)).clamp(1, most).min(left);
+        let share = |left: usize| (left / (2 * threads)).clamp(1, most).min(left);
         let claim = |at: usize| (at < units).then(|| at + share(units - at));
         while let Ok(at) = self.next.fetch_update(Relaxed, Relaxed, claim) {
             f(at..at + share(units - at));

@@ -29,8 +29,8 @@ const OPEN: usize = 4;
 const CACHE: usize = 520 << 10;
 /// Bytes between a load and its prefetch for four columns and more of one stream.
 const FAR: usize = 2304;
-/// Bytes of the longest run that a thread claims with few columns.
-const RUN: usize = 1 << 20;
+/// Bytes of the longest run of a matrix that a thread claims with few columns.
+const RUN: usize = 4 << 20;
 
 /// What a multiplication needs besides its operands.
 #[derive(Clone, Copy)]
@@ -45,8 +45,8 @@ pub struct Context<'a> {
     pub model: &'a Model,
 }
 
-/// Sums of a tile: 16 rows of each column, for each panel.
-pub type Out = [[[f32; LANES]; COLUMNS]; PANELS];
+/// Sums of a panel and a tile: 16 rows of each column.
+pub type Out = [[f32; LANES]; COLUMNS];
 
 /// Panels times a tile of columns, added to `out`. Weights that come from memory for few columns: one panel after the
 /// other. Else, where a form has a loop of its own, a panel meets all columns at once; where it has none, panels take turns
@@ -65,7 +65,8 @@ struct TileOf<'a, F: Form, const NC: usize> {
     stream: bool,
     /// Bytes from the end of `x` to the same blocks of the next tile.
     skip: usize,
-    out: &'a mut Out,
+    /// A panel's sums each.
+    out: &'a mut [Out],
 }
 
 impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
@@ -135,7 +136,7 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
 /// Whole panels of a matrix.
 #[derive(Clone, Copy)]
 pub struct Panels<'a> {
-    /// Up to [`PANELS`] panels.
+    /// Up to [`PANELS`] panels, or as many as are wanted where they come from memory.
     pub bytes: &'a [u8],
     /// Form of their blocks.
     pub form: FormKind,
@@ -157,8 +158,8 @@ struct Piece<'a> {
 }
 
 /// Adds the products of a piece and a tile of `width` columns, all of whose blocks `x` holds, to `out`.
-fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
-    fn tile<F: Form>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
+fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut [Out]) {
+    fn tile<F: Form>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut [Out]) {
         let Piece { panels: Panels { bytes, table, blocks, .. }, opened, stream, run } = piece;
         let (panels, first) = (view::<F::Block, u8>(bytes), if opened { 0 } else { run.start });
         macro_rules! run {
@@ -183,7 +184,7 @@ fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) 
             _ => unreachable!("tiles have the widths of activations::widths"),
         }
     }
-    fn opened<F: Opens>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut Out) {
+    fn opened<F: Opens>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut [Out]) {
         tile::<F::Open>(isa, piece, width, x, out);
     }
     if piece.opened {
@@ -242,15 +243,15 @@ pub fn scales(isa: Isa, form: FormKind, tiles: usize) -> Scales {
     if tiles >= OPEN { form.open_scales(isa) } else { form.scales() }
 }
 
-/// Panels times all columns, one sum a tile. A span of each panel's blocks, which fits the second-level cache, meets all
-/// tiles before the next does; where there are many tiles, it is unpacked first.
+/// Panels times all columns: the first tile's sums of all panels, then the second one's. A span of each panel's blocks, which
+/// fits the second-level cache, meets all tiles before the next does; where there are many tiles, it is unpacked first.
 pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: &mut Vec<Out>) {
-    sums.clear();
-    sums.resize(x.tiles.len(), Out::default());
     let Panels { bytes, form, blocks, .. } = panels;
     let opens = form.open_bytes(isa).filter(|_| x.tiles.len() >= OPEN);
     let scales = scales(isa, form, x.tiles.len());
     let count = bytes.len() / (blocks * form.block_bytes());
+    sums.clear();
+    sums.resize(x.tiles.len() * count, Out::default());
     let mut lines = OPENED.take();
     // One tile alone: nothing is read twice, and a panel's whole length is one run of memory.
     let span = if x.tiles.len() == 1 { blocks } else { span };
@@ -265,7 +266,7 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
             let bytes = &view::<u8, Line>(&lines)[..need];
             piece.panels = Panels { bytes, blocks: piece.run.len(), ..panels };
         }
-        for (tile, sums) in x.tiles.iter().zip(&mut *sums) {
+        for (tile, sums) in x.tiles.iter().zip(sums.chunks_exact_mut(count)) {
             multiply(isa, piece.clone(), tile.width, x.tile(scales, tile), sums);
         }
     }
@@ -273,7 +274,7 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
 }
 
 /// Rows of `panels` of a tile's columns into `out`, whose rows are `rows` wide.
-fn store(rows: usize, panels: Range<usize>, tile: &Tile, results: &Out, out: &SharedMut<'_, f32>) {
+fn store(rows: usize, panels: Range<usize>, tile: &Tile, results: &[Out], out: &SharedMut<'_, f32>) {
     for c in 0..tile.used {
         for (panel, results) in panels.clone().zip(results) {
             let first = panel * LANES;
@@ -288,7 +289,7 @@ fn store(rows: usize, panels: Range<usize>, tile: &Tile, results: &Out, out: &Sh
     }
 }
 
-/// Some of a matrix's panels times all columns: one sum a tile.
+/// Some of a matrix's panels times all columns, as [`all_tiles`].
 fn panels_times(
     ctx: Context<'_>,
     matrix: &Matrix,
@@ -301,7 +302,7 @@ fn panels_times(
     let panels = Panels { bytes: panels, form: matrix.form, table: &matrix.table, blocks };
     all_tiles(ctx.isa, panels, span, x, sums);
     if matrix.scale != 1.0 {
-        sums.iter_mut().flatten().flatten().flatten().for_each(|v| *v *= matrix.scale);
+        sums.as_flattened_mut().as_flattened_mut().iter_mut().for_each(|v| *v *= matrix.scale);
     }
 }
 
@@ -321,16 +322,36 @@ pub fn span(isa: Isa, form: FormKind, panels: usize) -> usize {
 }
 
 impl Shares {
-    /// `matrices` of the same shape go together. Few columns: long runs of memory, since each new place costs a
-    /// microsecond of waiting.
-    fn new(ctx: Context<'_>, matrix: &Matrix, columns: usize, matrices: usize) -> Self {
-        let bytes = (matrix.panel_bytes * matrices).max(1);
+    /// Few columns: long runs of memory, since each new place costs a microsecond of waiting.
+    fn new(ctx: Context<'_>, matrix: &Matrix, x: &Prepared) -> Self {
         let fair = matrix.panels() / (8 * ctx.pool.threads());
-        let panels = fair.clamp(1, PANELS);
-        let most = if columns > 16 { 1 } else { (RUN / (panels * bytes)).max(1) };
+        let panels = if x.tiles.len() == 1 { 1 } else { fair.clamp(1, PANELS) };
+        let most = if columns(x) > 16 { 1 } else { (RUN / (panels * matrix.panel_bytes).max(1)).max(1) };
         let span = span(ctx.isa, matrix.form, panels);
         Shares { panels, most, span }
     }
+
+    /// The panels of a claim, in the pieces that one call multiplies. One tile: all of them, since starting and ending
+    /// such a run costs a microsecond of memory; but few where they are packed for this use.
+    fn pieces(
+        &self,
+        matrix: &Matrix,
+        x: &Prepared,
+        units: Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> {
+        let end = matrix.panels().min(units.end * self.panels);
+        let step = match matrix.at {
+            Some(_) if x.tiles.len() == 1 => self.most,
+            Some(_) => self.panels,
+            None => PANELS,
+        };
+        (units.start * self.panels..end).step_by(step).map(move |first| first..end.min(first + step))
+    }
+}
+
+/// Columns in all.
+fn columns(x: &Prepared) -> usize {
+    x.tiles.last().map_or(0, |t| t.first + t.used)
 }
 
 /// Keeps the first error of a job.
@@ -347,32 +368,32 @@ pub fn outcome(error: Mutex<Option<ModelError>>) -> Result<(), ModelError> {
 
 /// Each matrix times the same columns, in one job.
 pub fn project(ctx: Context<'_>, x: &Prepared, jobs: &mut [(&Matrix, &mut [f32])]) -> Result<(), ModelError> {
-    let columns = x.tiles.last().map_or(0, |t| t.first + t.used);
     let mut units = 0;
     let mut most = usize::MAX;
-    // Matrix, result, panels of a unit, blocks of a span, first unit.
+    // Matrix, result, shares, units.
     let mut parts = vec![];
     for (matrix, out) in jobs.iter_mut() {
-        let shares = Shares::new(ctx, matrix, columns, 1);
-        parts.push((*matrix, SharedMut::new(out), shares.panels, shares.span, units));
+        let shares = Shares::new(ctx, matrix, x);
+        let first = units;
         units += matrix.panels().div_ceil(shares.panels);
         most = most.min(shares.most);
+        parts.push((*matrix, SharedMut::new(out), shares, first..units));
     }
     let error = Mutex::new(None);
     ctx.pool.run_runs(units, most, |run| {
         let mut sums = vec![];
-        for unit in run {
-            let Some((matrix, out, step, span, first)) = parts.iter().rfind(|part| part.4 <= unit) else {
-                continue;
-            };
-            let panels = (unit - first) * step..matrix.panels().min((unit - first + 1) * step);
-            let done = matrix.with_panels(ctx.arena, ctx.model, panels.clone(), |bytes| {
-                panels_times(ctx, matrix, bytes, *span, x, &mut sums);
-                for (tile, sums) in x.tiles.iter().zip(&sums) {
-                    store(matrix.rows, panels.clone(), tile, sums, out);
-                }
-            });
-            keep(&error, done);
+        for (matrix, out, shares, units) in &parts {
+            let own = run.start.max(units.start) - units.start
+                ..run.end.min(units.end).max(units.start) - units.start;
+            for panels in shares.pieces(matrix, x, own) {
+                let done = matrix.with_panels(ctx.arena, ctx.model, panels.clone(), |bytes| {
+                    panels_times(ctx, matrix, bytes, shares.span, x, &mut sums);
+                    for (tile, sums) in x.tiles.iter().zip(sums.chunks_exact(panels.len())) {
+                        store(matrix.rows, panels.clone(), tile, sums, out);
+                    }
+                });
+                keep(&error, done);
+            }
         }
     });
     outcome(error)
@@ -386,21 +407,19 @@ pub fn gate_up(
     up: &Matrix,
     out: &mut [f32],
 ) -> Result<(), ModelError> {
-    let columns = x.tiles.last().map_or(0, |t| t.first + t.used);
-    let shares = Shares::new(ctx, gate, columns, 2);
-    let step = shares.panels;
+    let shares = Shares::new(ctx, gate, x);
     let out = SharedMut::new(out);
     let error = Mutex::new(None);
-    ctx.pool.run_runs(gate.panels().div_ceil(step), shares.most, |run| {
+    ctx.pool.run_runs(gate.panels().div_ceil(shares.panels), shares.most, |run| {
         let (mut gated, mut upped) = (vec![], vec![]);
-        for unit in run {
-            let panels = unit * step..gate.panels().min((unit + 1) * step);
+        for panels in shares.pieces(gate, x, run) {
             let done = gate.with_panels(ctx.arena, ctx.model, panels.clone(), |gates| {
                 up.with_panels(ctx.arena, ctx.model, panels.clone(), |ups| {
                     panels_times(ctx, gate, gates, shares.span, x, &mut gated);
                     panels_times(ctx, up, ups, shares.span, x, &mut upped);
-                    for ((tile, g), u) in x.tiles.iter().zip(&mut gated).zip(&upped) {
-                        for (g, u) in g.iter_mut().zip(u).take(panels.len()) {
+                    let tiles = gated.chunks_exact_mut(panels.len()).zip(upped.chunks_exact(panels.len()));
+                    for (tile, (g, u)) in x.tiles.iter().zip(tiles) {
+                        for (g, u) in g.iter_mut().zip(u) {
                             let (gate, up) = (&mut g[..tile.used], &u[..tile.used]);
                             dispatch(
                                 ctx.isa,

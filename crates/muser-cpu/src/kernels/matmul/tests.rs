@@ -62,7 +62,7 @@ fn every_kernel_multiplies() {
                 prepared.fill(&pool, isa, &x, cols, &picks, &[form.scales(), open_scales]);
                 let mut results: Vec<[f32; LANES]> = vec![];
                 for tile in &prepared.tiles {
-                    let mut out = Out::default();
+                    let mut out = [Out::default(); 2];
                     let words = prepared.tile(form.scales(), tile);
                     let (table, blocks) = (table(dtype), cols / form.cols());
                     // In two runs, as a span of the cache would cut it.
@@ -75,7 +75,7 @@ fn every_kernel_multiplies() {
                         let mut lines = vec![Line([0; 64]); 2 * blocks * bytes / 64];
                         open(isa, panels, 0..blocks, &mut lines);
                         let panels = Panels { bytes: view(&lines), ..panels };
-                        let mut opened = Out::default();
+                        let mut opened = [Out::default(); 2];
                         let piece = Piece { panels, opened: true, stream: false, run: 0..blocks };
                         multiply(isa, piece, tile.width, prepared.tile(open_scales, tile), &mut opened);
                         assert_eq!(opened, out, "{} {isa} unpacked first", dtype.name());
