@@ -148,7 +148,7 @@ impl CpuDevice {
                 if self.matrices.contains_key(&slot) {
                     continue;
                 }
-                let mut matrix = Matrix::new(slot, &self.model.tensor(slot)?, None);
+                let mut matrix = Matrix::new(slot, &self.model.tensor(slot)?, self.pool.threads());
                 if packed {
                     matrix.at = Some(total);
                     total += matrix.bytes().next_multiple_of(64);

@@ -351,14 +351,15 @@ pub fn table(dtype: DType) -> [u8; 16] {
     unpack::table(dtype)
 }
 
-/// Packs a panel: `rows[i]` is the whole file row i.
-pub fn pack_panel(dtype: DType, rows: &[&[u8]; LANES], panel: &mut [u8]) {
-    fn pack<F: Packed>(dtype: DType, rows: &[&[u8]; LANES], panel: &mut [u8]) {
+/// Packs panel `at` of a band of `of` panels: `rows[i]` is the whole file row i.
+pub fn pack_panel(dtype: DType, rows: &[&[u8]; LANES], band: &mut [u8], at: usize, of: usize) {
+    fn pack<F: Packed>(dtype: DType, rows: &[&[u8]; LANES], band: &mut [u8], at: usize, of: usize) {
         let bytes = F::COLS / dtype.block_len() * dtype.block_bytes();
-        for (b, block) in crate::plain::view_mut::<F::Block, u8>(panel).iter_mut().enumerate() {
+        let own = crate::plain::view_mut::<F::Block, u8>(band).iter_mut().skip(at).step_by(of);
+        for (b, block) in own.enumerate() {
             let part = rows.map(|row| &row[(b * bytes).min(row.len())..((b + 1) * bytes).min(row.len())]);
             F::pack(dtype, &part, block);
         }
     }
-    with_form!(FormKind::of(dtype), pack, dtype, rows, panel)
+    with_form!(FormKind::of(dtype), pack, dtype, rows, band, at, of)
 }

@@ -66,7 +66,7 @@ pub fn kernel(isa: Isa, dtype: DType, columns: usize, cols: usize) -> f64 {
         &[scales(isa, form, tiles(columns, isa).len())],
     );
     let (table, blocks) = (table(dtype), cols.div_ceil(form.cols()));
-    let panels = Panels { bytes: panels, form, table: &table, blocks };
+    let panels = Panels { bytes: panels, form, table: &table, blocks, band: PANELS };
     let mut sums = vec![];
     // Some milliseconds between two looks at the clock: shorter than what other programs take at once.
     let rounds = (96 / columns).max(1);

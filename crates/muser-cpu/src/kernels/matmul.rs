@@ -13,7 +13,7 @@ use crate::plain::{Plain, view, view_mut};
 use crate::pool::Pool;
 use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
-use crate::weights::Matrix;
+use crate::weights::{BAND, Matrix};
 use muser_core::{Model, ModelError};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -22,12 +22,12 @@ use std::sync::Mutex;
 /// Most columns of a tile.
 const COLUMNS: usize = 8;
 /// Most panels that take turns on a tile's columns.
-pub const PANELS: usize = 4;
+pub const PANELS: usize = BAND;
 /// Tiles of columns that make unpacking a panel first worth it.
 const OPEN: usize = 4;
 /// Panels of one unit take about this much of the second-level cache in prefill.
 const CACHE: usize = 520 << 10;
-/// Bytes between a load and its prefetch for four columns and more of one stream.
+/// Bytes between a load and its prefetch for five columns and more of one stream.
 const FAR: usize = 2304;
 /// Bytes of the longest run of a matrix that a thread claims with few columns.
 const RUN: usize = 4 << 20;
@@ -48,15 +48,16 @@ pub struct Context<'a> {
 /// Sums of a panel and a tile: 16 rows of each column.
 pub type Out = [[f32; LANES]; COLUMNS];
 
-/// Panels times a tile of columns, added to `out`. Weights that come from memory for few columns: one panel after the
-/// other. Else, where a form has a loop of its own, a panel meets all columns at once; where it has none, panels take turns
-/// block by block, so that the columns' block stays in the first-level cache for all of them; meanwhile each panel's next
-/// block arrives.
+/// Panels times a tile of columns, added to `out`. Weights that come from memory for few columns: block after block as they
+/// stand. Else, where a form has a loop of its own, a panel meets all columns at once; where it has none, panels take turns
+/// of 256 columns, so that those stay in the first-level cache for all of them; meanwhile each panel's next blocks arrive.
 struct TileOf<'a, F: Form, const NC: usize> {
     /// Whole panels.
     panels: &'a [F::Block],
     /// Blocks of a panel.
     blocks: usize,
+    /// Panels of a band.
+    band: usize,
     /// Block that `x` begins at.
     first: usize,
     table: &'a [u8; 16],
@@ -77,17 +78,26 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
         let (blocks, first) = (self.blocks, self.first);
         if NC == 1 || self.stream {
             // Few columns wait for memory only, and the processor follows them by itself.
-            let ahead = if NC < 4 { 0 } else { FAR };
-            for (panel, out) in self.panels.chunks_exact(blocks).zip(self.out) {
-                let mut acc = [s.splat_f(0.0); NC];
+            let ahead = if NC < 5 { 0 } else { FAR };
+            for (band, out) in self.panels.chunks(blocks * self.band).zip(self.out.chunks_mut(self.band)) {
+                let mut acc = [[s.splat_f(0.0); NC]; PANELS];
                 for (acc, out) in acc.iter_mut().zip(&*out) {
-                    *acc = s.load_f(out);
+                    for (acc, out) in acc.iter_mut().zip(out) {
+                        *acc = s.load_f(out);
+                    }
                 }
-                for (w, x) in panel[first..].iter().zip(self.x) {
-                    F::multiply::<S, NC>(s, w, ahead, table, x, &mut acc);
+                let count = out.len();
+                for (blocks, x) in band[first * count..].chunks_exact(count).zip(self.x) {
+                    for (w, acc) in blocks.iter().zip(&mut acc) {
+                        let mut sums = *acc;
+                        F::multiply::<S, NC>(s, w, ahead, table, x, &mut sums);
+                        *acc = sums;
+                    }
                 }
                 for (out, acc) in out.iter_mut().zip(acc) {
-                    s.store_f(out, acc);
+                    for (out, acc) in out.iter_mut().zip(acc) {
+                        s.store_f(out, acc);
+                    }
                 }
             }
             return;
@@ -99,16 +109,18 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
             }
         }
         let panels = self.panels.len() / blocks;
+        // From a panel's block to its next one, and to the next panel's.
+        let (step, next_panel) = if self.band == 1 { (1, blocks) } else { (panels, 1) };
         let mut done = false;
         for (p, acc) in acc.iter_mut().enumerate().take(panels) {
-            done = F::run(s, &self.panels[p * blocks + first..], self.x, acc);
+            done = step == 1 && F::run(s, &self.panels[p * blocks + first..], self.x, acc);
         }
         let turn = 256usize.div_ceil(F::COLS);
         let turns = if done { &[] } else { self.x };
         for (t, x) in turns.chunks(turn).enumerate() {
             let at = first + t * turn;
             // Where the same panel goes on, or at its end the panel that follows the last one.
-            let next = if at + turn < blocks { turn } else { panels * blocks - at };
+            let next = if at + turn < blocks { turn * step } else { panels * blocks - at * step };
             let ahead = if NC < 4 { NEAR } else { next * size_of::<F::Block>() };
             let columns = view::<u8, F::X<NC>>(x);
             let share = columns.len().div_ceil(panels);
@@ -119,7 +131,7 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
                 let share = (p * share).min(columns.len())..((p + 1) * share).min(columns.len());
                 s.fetch(&columns[share], columns.len() + skip);
                 let mut sums = *acc;
-                for (w, x) in self.panels[p * blocks + at..].iter().zip(x) {
+                for (w, x) in self.panels[p * next_panel + at * step..].iter().step_by(step).zip(x) {
                     F::multiply::<S, NC>(s, w, ahead, table, x, &mut sums);
                 }
                 *acc = sums;
@@ -133,10 +145,10 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
     }
 }
 
-/// Whole panels of a matrix.
+/// Whole bands of a matrix.
 #[derive(Clone, Copy)]
 pub struct Panels<'a> {
-    /// Up to [`PANELS`] panels, or as many as are wanted where they come from memory.
+    /// One band, or as many as are wanted where they come from memory.
     pub bytes: &'a [u8],
     /// Form of their blocks.
     pub form: FormKind,
@@ -144,13 +156,15 @@ pub struct Panels<'a> {
     pub table: &'a [u8; 16],
     /// Blocks of a panel.
     pub blocks: usize,
+    /// Panels of a band: one where panels stand one after the other.
+    pub band: usize,
 }
 
 /// Blocks of panels to multiply.
 #[derive(Clone)]
 struct Piece<'a> {
     panels: Panels<'a>,
-    /// Whether the blocks are unpacked: then the panels hold those of `run` only.
+    /// Whether the blocks are unpacked: then the panels hold those of `run` only, one panel after the other.
     opened: bool,
     /// Whether few tiles meet them, so that they come from memory.
     stream: bool,
@@ -160,13 +174,13 @@ struct Piece<'a> {
 /// Adds the products of a piece and a tile of `width` columns, all of whose blocks `x` holds, to `out`.
 fn multiply(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut [Out]) {
     fn tile<F: Form>(isa: Isa, piece: Piece<'_>, width: usize, x: &[i32], out: &mut [Out]) {
-        let Piece { panels: Panels { bytes, table, blocks, .. }, opened, stream, run } = piece;
+        let Piece { panels: Panels { bytes, table, blocks, band, .. }, opened, stream, run } = piece;
         let (panels, first) = (view::<F::Block, u8>(bytes), if opened { 0 } else { run.start });
         macro_rules! run {
             ($nc:literal) => {{
                 let x = view::<F::X<$nc>, i32>(x);
                 let skip = (x.len() - run.len()) * size_of::<F::X<$nc>>();
-                TileOf::<F, $nc> { panels, blocks, first, table, x: &x[run], stream, skip, out }
+                TileOf::<F, $nc> { panels, blocks, band, first, table, x: &x[run], stream, skip, out }
             }};
         }
         match width {
@@ -206,7 +220,7 @@ thread_local! {
     static OPENED: RefCell<Pages<Line>> = RefCell::default();
 }
 
-/// Unpacks blocks `run` of each panel.
+/// Unpacks blocks `run` of each panel of a band.
 struct Open<'a, F: Opens> {
     panels: &'a [F::Packed],
     blocks: usize,
@@ -220,10 +234,11 @@ impl<F: Opens> Kernel for Open<'_, F> {
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let table = s.table(self.table);
-        let panels = self.panels.chunks_exact(self.blocks);
-        for (panel, to) in panels.zip(self.to.chunks_exact_mut(self.run.len())) {
-            for (w, to) in panel[self.run.clone()].iter().zip(to) {
-                F::open(s, w, table, to);
+        let (panels, run) = (self.panels.len() / self.blocks, self.run);
+        for (b, blocks) in self.panels[run.start * panels..run.end * panels].chunks_exact(panels).enumerate()
+        {
+            for (w, to) in blocks.iter().zip(self.to.chunks_exact_mut(run.len())) {
+                F::open(s, w, table, &mut to[b]);
             }
         }
     }
@@ -264,7 +279,7 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
             lines.grow(need.div_ceil(64));
             open(isa, panels, piece.run.clone(), &mut lines);
             let bytes = &view::<u8, Line>(&lines)[..need];
-            piece.panels = Panels { bytes, blocks: piece.run.len(), ..panels };
+            piece.panels = Panels { bytes, blocks: piece.run.len(), band: 1, ..panels };
         }
         for (tile, sums) in x.tiles.iter().zip(sums.chunks_exact_mut(count)) {
             multiply(isa, piece.clone(), tile.width, x.tile(scales, tile), sums);
@@ -273,10 +288,10 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
     OPENED.set(lines);
 }
 
-/// Rows of `panels` of a tile's columns into `out`, whose rows are `rows` wide.
-fn store(rows: usize, panels: Range<usize>, tile: &Tile, results: &[Out], out: &SharedMut<'_, f32>) {
+/// Results of panels from `panel` on and a tile's columns into `out`, whose rows are `rows` wide.
+fn store(rows: usize, panel: usize, tile: &Tile, results: &[Out], out: &SharedMut<'_, f32>) {
     for c in 0..tile.used {
-        for (panel, results) in panels.clone().zip(results) {
+        for (panel, results) in (panel..).zip(results) {
             let first = panel * LANES;
             let count = LANES.min(rows - first);
             // SAFETY: each unit has its own panels, so its own elements of every row.
@@ -299,17 +314,15 @@ fn panels_times(
     sums: &mut Vec<Out>,
 ) {
     let blocks = matrix.panel_bytes / matrix.form.block_bytes();
-    let panels = Panels { bytes: panels, form: matrix.form, table: &matrix.table, blocks };
+    let panels = Panels { bytes: panels, form: matrix.form, table: &matrix.table, blocks, band: matrix.band };
     all_tiles(ctx.isa, panels, span, x, sums);
     if matrix.scale != 1.0 {
         sums.as_flattened_mut().as_flattened_mut().iter_mut().for_each(|v| *v *= matrix.scale);
     }
 }
 
-/// How a multiplication's panels are shared: panels of a unit, most units of one claim, blocks of a panel that meet all
-/// columns before the next do.
+/// How a multiplication's bands are shared: most of one claim, blocks of a panel that meet all columns before the next do.
 struct Shares {
-    panels: usize,
     most: usize,
     span: usize,
 }
@@ -324,28 +337,22 @@ pub fn span(isa: Isa, form: FormKind, panels: usize) -> usize {
 impl Shares {
     /// Few columns: long runs of memory, since each new place costs a microsecond of waiting.
     fn new(ctx: Context<'_>, matrix: &Matrix, x: &Prepared) -> Self {
-        let fair = matrix.panels() / (8 * ctx.pool.threads());
-        let panels = if x.tiles.len() == 1 { 1 } else { fair.clamp(1, PANELS) };
-        let most = if columns(x) > 16 { 1 } else { (RUN / (panels * matrix.panel_bytes).max(1)).max(1) };
-        let span = span(ctx.isa, matrix.form, panels);
-        Shares { panels, most, span }
+        let bytes = (matrix.band * matrix.panel_bytes).max(1);
+        let most = if columns(x) > 16 { 1 } else { (RUN / bytes).max(1) };
+        let span = span(ctx.isa, matrix.form, matrix.band);
+        Shares { most, span }
     }
 
-    /// The panels of a claim, in the pieces that one call multiplies. One tile: all of them, since starting and ending
-    /// such a run costs a microsecond of memory; but few where they are packed for this use.
+    /// The bands of a claim, in the pieces that one call multiplies. One tile: all of them, since starting and ending such
+    /// a run costs a microsecond of memory; but one where they are packed for this use.
     fn pieces(
         &self,
         matrix: &Matrix,
         x: &Prepared,
-        units: Range<usize>,
+        bands: Range<usize>,
     ) -> impl Iterator<Item = Range<usize>> {
-        let end = matrix.panels().min(units.end * self.panels);
-        let step = match matrix.at {
-            Some(_) if x.tiles.len() == 1 => self.most,
-            Some(_) => self.panels,
-            None => PANELS,
-        };
-        (units.start * self.panels..end).step_by(step).map(move |first| first..end.min(first + step))
+        let step = if matrix.at.is_some() && x.tiles.len() == 1 { self.most } else { 1 };
+        bands.clone().step_by(step).map(move |first| first..bands.end.min(first + step))
     }
 }
 
@@ -370,12 +377,12 @@ pub fn outcome(error: Mutex<Option<ModelError>>) -> Result<(), ModelError> {
 pub fn project(ctx: Context<'_>, x: &Prepared, jobs: &mut [(&Matrix, &mut [f32])]) -> Result<(), ModelError> {
     let mut units = 0;
     let mut most = usize::MAX;
-    // Matrix, result, shares, units.
+    // Matrix, result, shares, its bands among all.
     let mut parts = vec![];
     for (matrix, out) in jobs.iter_mut() {
         let shares = Shares::new(ctx, matrix, x);
         let first = units;
-        units += matrix.panels().div_ceil(shares.panels);
+        units += matrix.bands();
         most = most.min(shares.most);
         parts.push((*matrix, SharedMut::new(out), shares, first..units));
     }
@@ -385,11 +392,12 @@ pub fn project(ctx: Context<'_>, x: &Prepared, jobs: &mut [(&Matrix, &mut [f32])
         for (matrix, out, shares, units) in &parts {
             let own = run.start.max(units.start) - units.start
                 ..run.end.min(units.end).max(units.start) - units.start;
-            for panels in shares.pieces(matrix, x, own) {
-                let done = matrix.with_panels(ctx.arena, ctx.model, panels.clone(), |bytes| {
+            for bands in shares.pieces(matrix, x, own) {
+                let done = matrix.with_panels(ctx.arena, ctx.model, bands.clone(), |bytes| {
                     panels_times(ctx, matrix, bytes, shares.span, x, &mut sums);
-                    for (tile, sums) in x.tiles.iter().zip(sums.chunks_exact(panels.len())) {
-                        store(matrix.rows, panels.clone(), tile, sums, out);
+                    let panels = bytes.len() / matrix.panel_bytes;
+                    for (tile, sums) in x.tiles.iter().zip(sums.chunks_exact(panels)) {
+                        store(matrix.rows, bands.start * matrix.band, tile, sums, out);
                     }
                 });
                 keep(&error, done);
@@ -410,14 +418,15 @@ pub fn gate_up(
     let shares = Shares::new(ctx, gate, x);
     let out = SharedMut::new(out);
     let error = Mutex::new(None);
-    ctx.pool.run_runs(gate.panels().div_ceil(shares.panels), shares.most, |run| {
+    ctx.pool.run_runs(gate.bands(), shares.most, |run| {
         let (mut gated, mut upped) = (vec![], vec![]);
-        for panels in shares.pieces(gate, x, run) {
-            let done = gate.with_panels(ctx.arena, ctx.model, panels.clone(), |gates| {
-                up.with_panels(ctx.arena, ctx.model, panels.clone(), |ups| {
+        for bands in shares.pieces(gate, x, run) {
+            let done = gate.with_panels(ctx.arena, ctx.model, bands.clone(), |gates| {
+                up.with_panels(ctx.arena, ctx.model, bands.clone(), |ups| {
                     panels_times(ctx, gate, gates, shares.span, x, &mut gated);
                     panels_times(ctx, up, ups, shares.span, x, &mut upped);
-                    let tiles = gated.chunks_exact_mut(panels.len()).zip(upped.chunks_exact(panels.len()));
+                    let panels = gates.len() / gate.panel_bytes;
+                    let tiles = gated.chunks_exact_mut(panels).zip(upped.chunks_exact(panels));
                     for (tile, (g, u)) in x.tiles.iter().zip(tiles) {
                         for (g, u) in g.iter_mut().zip(u) {
                             let (gate, up) = (&mut g[..tile.used], &u[..tile.used]);
@@ -426,7 +435,7 @@ pub fn gate_up(
                                 SiluMul { gate: gate.as_flattened_mut(), up: up.as_flattened() },
                             );
                         }
-                        store(gate.rows, panels.clone(), tile, g, &out);
+                        store(gate.rows, bands.start * gate.band, tile, g, &out);
                     }
                 })
             });

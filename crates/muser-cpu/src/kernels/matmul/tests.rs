@@ -40,9 +40,11 @@ fn every_kernel_multiplies() {
         let form = FormKind::of(dtype);
         let mut panel = vec![0i32; 2 * form.panel_bytes(cols) / 4];
         let panel = crate::plain::view_mut::<u8, i32>(&mut panel);
-        let (twice, second) = panel.split_at_mut(form.panel_bytes(cols));
-        pack_panel(dtype, &std::array::from_fn(|r| rows[r].as_slice()), twice);
-        second.copy_from_slice(twice);
+        // The second panel has the rows in the other order.
+        for at in 0..2 {
+            let row = |r: usize| rows[if at == 0 { r } else { LANES - 1 - r }].as_slice();
+            pack_panel(dtype, &std::array::from_fn(row), panel, at, 2);
+        }
         let twice: &[u8] = panel;
         let weights: Vec<Vec<f32>> = rows
             .iter()
@@ -66,7 +68,7 @@ fn every_kernel_multiplies() {
                     let words = prepared.tile(form.scales(), tile);
                     let (table, blocks) = (table(dtype), cols / form.cols());
                     // In two runs, as a span of the cache would cut it.
-                    let panels = Panels { bytes: twice, form, table: &table, blocks };
+                    let panels = Panels { bytes: twice, form, table: &table, blocks, band: 2 };
                     for (run, stream) in [(0..blocks / 2, true), (blocks / 2..blocks, false)] {
                         let piece = Piece { panels, opened: false, stream, run };
                         multiply(isa, piece, tile.width, words, &mut out);
@@ -74,13 +76,15 @@ fn every_kernel_multiplies() {
                     if let Some(bytes) = form.open_bytes(isa) {
                         let mut lines = vec![Line([0; 64]); 2 * blocks * bytes / 64];
                         open(isa, panels, 0..blocks, &mut lines);
-                        let panels = Panels { bytes: view(&lines), ..panels };
+                        let panels = Panels { bytes: view(&lines), band: 1, ..panels };
                         let mut opened = [Out::default(); 2];
                         let piece = Piece { panels, opened: true, stream: false, run: 0..blocks };
                         multiply(isa, piece, tile.width, prepared.tile(open_scales, tile), &mut opened);
                         assert_eq!(opened, out, "{} {isa} unpacked first", dtype.name());
                     }
-                    assert_eq!(out[0], out[1], "two equal panels");
+                    let [first, mut second] = out;
+                    second.iter_mut().for_each(|column| column.reverse());
+                    assert_eq!(first, second, "two panels of the same rows");
                     results.extend(&out[0][..tile.used]);
                 }
                 for (c, result) in results.iter().enumerate() {
@@ -125,4 +129,43 @@ fn quantised(x: &[f32], scales: Scales) -> Vec<f64> {
         x.iter().map(|v| ((v * inverse).round_ties_even() * (most / steps)) as f64).collect::<Vec<_>>()
     };
     x.chunks(len).flat_map(block).collect()
+}
+
+/// Seven panels in bands of one, three and four: the same results for few and many columns.
+#[test]
+fn bands_change_nothing() {
+    let (pool, isa, model) = (Pool::new(2).unwrap(), Isa::best(), muser_testkit::fixtures::mini());
+    let (panels, cols) = (7, 512);
+    let x: Vec<f32> = (0..40 * cols).map(|i| ((i * i % 1013) as f32 * 0.37).sin()).collect();
+    for dtype in [DType::Q4K, DType::Q6K, DType::Q8_0] {
+        let rows: Vec<Vec<u8>> = (0..panels).flat_map(|_| rows(dtype, cols)).collect();
+        let form = FormKind::of(dtype);
+        let panel_bytes = form.panel_bytes(cols);
+        for columns in [1, 5, 12, 40] {
+            let mut prepared = Prepared::default();
+            let picks: Vec<usize> = (0..columns).collect();
+            let scales = scales(isa, form, crate::activations::tiles(columns, isa).len());
+            prepared.fill(&pool, isa, &x, cols, &picks, &[scales]);
+            let results = [1, 3, 4].map(|band| {
+                let mut arena = Arena::new(panels * panel_bytes).unwrap();
+                for first in (0..panels).step_by(band) {
+                    let count = band.min(panels - first);
+                    let to = &mut arena.bytes_mut()[first * panel_bytes..][..count * panel_bytes];
+                    for at in 0..count {
+                        // Each panel's rows begin elsewhere.
+                        let row = |r: usize| rows[(first + at) * 3 + r].as_slice();
+                        pack_panel(dtype, &std::array::from_fn(row), to, at, count);
+                    }
+                }
+                let (slot, rows, at) = (*model.slots.keys().next().unwrap(), panels * LANES - 5, Some(0));
+                let table = table(dtype);
+                let matrix = Matrix { slot, dtype, form, rows, scale: 1.0, table, panel_bytes, band, at };
+                let ctx = Context { pool: &pool, isa, arena: &arena, model: &model };
+                let mut out = vec![0.0; columns * rows];
+                project(ctx, &prepared, &mut [(&matrix, &mut out)]).unwrap();
+                out
+            });
+            assert!(results.iter().all(|r| r == &results[0] && r.iter().any(|v| *v != 0.0)));
+        }
+    }
 }
