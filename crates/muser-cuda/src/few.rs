@@ -2,7 +2,7 @@
 
 use crate::buffers::TICKETS;
 use crate::launch::{Activation, Args, Planes};
-use crate::product::{ALONE, GROUP, MOST_PLANES, Product, Segment, Shape};
+use crate::product::{ALONE, GROUP, MOST_PLANES, Product, Segment, Shape, spared};
 use crate::program::{Compiler, Work};
 use crate::weights::{Layout, Matrix};
 use muser_core::{Buf, DeviceError};
@@ -81,7 +81,12 @@ impl Compiler<'_> {
                     b.blocks = shape.blocks - a.blocks;
                 }
                 // Where a row's bits must not depend on how many there are, neither may the warps that have its parts.
-                let late = if shape.columns > ALONE && !self.key.even { self.late() } else { 0 };
+                let mut late = if shape.columns > ALONE && !self.key.even { self.late() } else { 0 };
+                // Blocks on multiprocessors that are left to them hold up nobody; a single such one is not counted.
+                let spared = spared(self.card.room, shape.columns);
+                if spared > 1 {
+                    late = late.saturating_sub(spared);
+                }
                 for (i, product) in products.iter_mut().enumerate() {
                     product.share(if i == 0 { late } else { 0 });
                 }

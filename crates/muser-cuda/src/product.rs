@@ -71,6 +71,16 @@ pub(crate) fn team(room: Room, columns: usize) -> usize {
     if room.wide && columns > MOST_NARROW { TEAM } else { 1 }
 }
 
+/// Multiprocessors that products of so many rows leave to the small kernels between them, where there are many. Those begin early there, with
+/// a block a row, and blocks of products that had to wait for them to end would be the last. With more than four rows it costs as much as it gains.
+pub(crate) fn spared(room: Room, columns: usize) -> usize {
+    match columns {
+        _ if room.processors < 64 => 0,
+        1..=4 => columns,
+        _ => 1,
+    }
+}
+
 impl Shape {
     /// The shape for `n` rows of `cols` elements times `tiles` tiles of rows in these layouts, with at most `planes` planes.
     pub fn of(
@@ -121,9 +131,7 @@ impl Shape {
             if slices > planes || (per > 1 && slices > 2) {
                 return None;
             }
-            // Where there are many, one multiprocessor is left to the small kernels between products: a kernel's blocks that had to
-            // wait for such a one to leave would be the last to end.
-            let processors = room.processors - usize::from(room.processors >= 64);
+            let processors = room.processors - spared(room, columns);
             let team = team(room, columns);
             let blocks = (processors * per / slices).clamp(layouts.len(), tiles.div_ceil(team));
             Some(Shape { columns, slices, blocks, warps: crew.warps, team, shared: fixed + most * each })
