@@ -342,6 +342,18 @@ mod tests {
     }
 
     #[test]
+    fn few_rows_leave_multiprocessors_to_small_kernels() {
+        let blocks = |room, n| {
+            let shape = Shape::of(room, &[Layout::Q4K], n, 6656, 2496, MOST_PLANES).unwrap();
+            shape.blocks * shape.slices
+        };
+        // Three blocks a multiprocessor for two rows; for 8 and 16 two slices of 65.
+        assert_eq!([2, 3, 4, 8, 16].map(|n| blocks(Card::h200().room, n)), [390, 128, 128, 130, 130]);
+        let few = Room { processors: 40, ..Card::h200().room };
+        assert_eq!([2, 4].map(|n| blocks(few, n)), [120, 40]);
+    }
+
+    #[test]
     fn one_row_is_not_sliced_on_a_large_card() {
         let s = Shape::of(Card::h200().room, &[Layout::Q4K], 1, 19968, 416, MOST_PLANES).unwrap();
         assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 262));
