@@ -231,13 +231,66 @@ pub fn kept_rows(
         .ok_or_else(|| DeviceError::Backend(format!("no pass left rows {rows:?} of {buf:?}")))
 }
 
-/// Index of the largest value, the lowest among equals; NaN never wins.
+/// Index of the largest value, the lowest among equals; NaN never wins. Without any number, the last index.
 pub fn argmax(values: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, v) in values.iter().enumerate() {
-        if *v > values[best] || values[best].is_nan() {
-            best = i;
+    // A block's maximum is vector code; only the best block is searched for its place.
+    const BLOCK: usize = 4096;
+    let (mut best, mut first) = (f32::NEG_INFINITY, 0);
+    for (b, block) in values.chunks(BLOCK).enumerate() {
+        let most = largest(block);
+        if most > best {
+            (best, first) = (most, b * BLOCK);
         }
     }
-    best as u32
+    let found = values[first..].iter().position(|v| *v == best);
+    found.map_or(values.len().saturating_sub(1), |at| first + at) as u32
+}
+
+/// Largest value that is a number. Sixteen running maxima: none waits for another.
+fn largest(values: &[f32]) -> f32 {
+    let greater = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let (blocks, rest) = values.as_chunks::<16>();
+    for block in blocks {
+        for (lane, v) in lanes.iter_mut().zip(block) {
+            *lane = greater(*lane, *v);
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| greater(a, *b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::argmax;
+
+    fn plain(values: &[f32]) -> u32 {
+        let mut best = 0;
+        for (i, v) in values.iter().enumerate() {
+            if *v > values[best] || values[best].is_nan() {
+                best = i;
+            }
+        }
+        best as u32
+    }
+
+    #[test]
+    fn argmax_is_the_plain_loops() {
+        let mut seed = 1u32;
+        let mut next = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            seed >> 8
+        };
+        let odd = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0, 0.0];
+        for len in (0..70).chain([4095, 4096, 4097, 8192, 10_007]) {
+            // Of how many values one is odd, and how many of those may occur.
+            for (one_of, kinds) in [(u32::MAX, 1), (1, 1), (1, 2), (9, 2), (40, 5), (1, 5)] {
+                let value = |r: u32, which: u32| match r % one_of {
+                    0 => odd[which as usize % kinds],
+                    _ => (r % 1999) as f32 - 1500.0,
+                };
+                let values: Vec<f32> = (0..len).map(|_| value(next(), next())).collect();
+                assert_eq!(argmax(&values), plain(&values), "{len} values, one odd of {one_of}");
+            }
+        }
+    }
 }

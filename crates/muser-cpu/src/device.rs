@@ -8,6 +8,7 @@ use crate::isa::{Isa, default_threads};
 use crate::kv::Sequence;
 use crate::pool::Pool;
 use crate::program::{Stage, compile, routes};
+use crate::shared::SharedMut;
 use crate::weights::{Matrix, pack_matrix};
 use muser_core::device::{argmax, kept_rows};
 use muser_core::{
@@ -255,7 +256,14 @@ impl Device for CpuDevice {
     fn best(&mut self) -> Result<Vec<u32>, DeviceError> {
         let n = self.model.geometry().vocab;
         let logits = self.bufs.get(&Buf::Logits).map_or(&[][..], |l| &l[..self.logit_rows * n]);
-        Ok(logits.chunks_exact(n).map(argmax).collect())
+        let mut best = vec![0; self.logit_rows];
+        let shared = SharedMut::new(&mut best);
+        self.pool.run(self.logit_rows, |r| {
+            // SAFETY: each unit has its own row.
+            let best = unsafe { shared.part(r, 1) };
+            best[0] = argmax(&logits[r * n..][..n]);
+        });
+        Ok(best)
     }
 
     fn fetch(&mut self, buf: Buf, rows: Range<usize>) -> Result<Vec<f32>, DeviceError> {
