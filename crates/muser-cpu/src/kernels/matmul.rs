@@ -27,7 +27,7 @@ pub const PANELS: usize = BAND;
 const OPEN: usize = 4;
 /// Panels of one unit take about this much of the second-level cache in prefill.
 const CACHE: usize = 520 << 10;
-/// Bytes between a load and its prefetch for five and six columns of one stream; for eight twice as many.
+/// Bytes between a load and its prefetch for four to six columns of one stream; for eight twice as many.
 const FAR: usize = 2304;
 /// Bytes of the longest run of a matrix that a thread claims with few columns.
 const RUN: usize = 4 << 20;
@@ -77,10 +77,10 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
         let table = s.table(self.table);
         let (blocks, first) = (self.blocks, self.first);
         if NC == 1 || self.stream {
-            // Few columns wait for memory only, and the processor follows them by itself.
+            // Up to three columns wait for memory only, and the processor follows them by itself.
             let ahead = match NC {
-                ..5 => 0,
-                5..8 => FAR,
+                ..4 => 0,
+                4..8 => FAR,
                 _ => 2 * FAR,
             };
             for (band, out) in self.panels.chunks(blocks * self.band).zip(self.out.chunks_mut(self.band)) {
