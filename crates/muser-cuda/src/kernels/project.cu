@@ -145,10 +145,11 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
         for (u32 b = 0; b < blocks; ++b) open_barrier(barriers + b * 8);
         open_barriers();
     }
-    // One tile a warp at a time: all at once, they would keep what the kernels ahead read and write waiting for as long as they take.
+    // One tile a warp at a time: all at once, they would keep what the kernels ahead read and write waiting for as long as they take. Blocks that
+    // start once those are done keep nobody waiting.
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) {
-        if (s > 0) arrived<0>();
+        if (s > 0 && block >= (u32)a.late) arrived<0>();
         if (c.left > 0) fetch_next(ring_at + s * PART_BYTES + piece);
         commit();
     }
