@@ -29,9 +29,9 @@ pub use cross::CrossedBlock;
 pub use floats::{Bf16, F16, F32};
 pub use k2::K2;
 pub use k3::K3;
-pub use k4::{Crosses, K4};
+pub use k4::{Block as K4Block, Crosses, K4};
 pub use k5::K5;
-pub use k6::K6;
+pub use k6::{Block as K6Block, K6};
 pub use lut4::Lut4;
 pub use nv4::{Mx4, Nv4};
 #[cfg(target_arch = "x86_64")]
@@ -63,6 +63,17 @@ pub trait Form: 'static {
     /// nothing is done.
     #[inline(always)]
     fn run<S: Simd, const NC: usize>(_: S, _: &[Self::Block], _: &[Self::X<NC>], _: &mut [S::F; NC]) -> bool {
+        false
+    }
+    /// The same for blocks of a band of `acc.len()` panels, which stand block after block, with few columns.
+    #[inline(always)]
+    fn band<S: Simd, const NC: usize>(
+        _: S,
+        _: &[Self::Block],
+        _ahead: usize,
+        _: &[Self::X<NC>],
+        _: &mut [[S::F; NC]],
+    ) -> bool {
         false
     }
 }

@@ -12,7 +12,7 @@ mod neon;
 mod scalar;
 
 use crate::activations::{Block256, Cross256, crosses, quantise};
-use crate::forms::{CrossedBlock, PairedOffsetBlock};
+use crate::forms::{CrossedBlock, K4Block, K6Block, PairedOffsetBlock};
 use crate::isa::Isa;
 
 /// Lanes of a vector: rows of a panel.
@@ -105,6 +105,27 @@ pub trait Simd: Copy + Send + Sync {
         _: &[PairedOffsetBlock],
         _: &[Block256<NC>],
         _: &mut [Self::F; NC],
+    ) -> bool {
+        false
+    }
+    /// Adds blocks of Q4_K in a band of `acc.len()` panels times the columns to `acc`, where there is a loop of its own for
+    /// that: then true. Asks for what lies `ahead` bytes after each load.
+    fn few_k4<const NC: usize>(
+        self,
+        _: &[K4Block],
+        _ahead: usize,
+        _: &[Block256<NC>],
+        _: &mut [[Self::F; NC]],
+    ) -> bool {
+        false
+    }
+    /// The same for Q6_K.
+    fn few_k6<const NC: usize>(
+        self,
+        _: &[K6Block],
+        _ahead: usize,
+        _: &[Block256<NC>],
+        _: &mut [[Self::F; NC]],
     ) -> bool {
         false
     }

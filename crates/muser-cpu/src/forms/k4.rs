@@ -38,8 +38,10 @@ pub struct Head {
 #[repr(C)]
 pub struct Foot {
     mins: [u8; 64],
-    d: [u8; 32],
-    dmin: [u8; 32],
+    /// Step of the scales.
+    pub d: [u8; 32],
+    /// Step of the minima.
+    pub dmin: [u8; 32],
 }
 
 /// See the file's head.
@@ -48,7 +50,8 @@ pub struct Foot {
 pub struct Block {
     head: Head,
     codes: [[[u8; 64]; 4]; 8],
-    foot: Foot,
+    /// What comes after the codes.
+    pub foot: Foot,
 }
 const _: () = assert!(size_of::<Block>() == 144 * 16);
 // SAFETY: bytes only.
@@ -193,6 +196,17 @@ impl Form for K4 {
             add_pairs(s, &mut total, &part, scales[pair]);
         }
         w.foot.finish(s, &w.head, ahead, &floats(s, &total), x, acc);
+    }
+
+    #[inline(always)]
+    fn band<S: Simd, const NC: usize>(
+        s: S,
+        w: &[Block],
+        ahead: usize,
+        x: &[Block256<NC>],
+        acc: &mut [[S::F; NC]],
+    ) -> bool {
+        s.few_k4(w, ahead, x, acc)
     }
 }
 

@@ -25,7 +25,8 @@ pub struct K6;
 #[repr(C)]
 pub struct Block {
     quarters: [Quarter; 4],
-    d: [f32; 16],
+    /// Step of the scales.
+    pub d: [f32; 16],
 }
 
 /// Two pairs of groups.
@@ -105,6 +106,17 @@ impl Form for K6 {
         }
         s.fetch(&w.d, ahead);
         add_steps(s, acc, &total, s.load_f(&w.d), &x.scale);
+    }
+
+    #[inline(always)]
+    fn band<S: Simd, const NC: usize>(
+        s: S,
+        w: &[Block],
+        ahead: usize,
+        x: &[Block256<NC>],
+        acc: &mut [[S::F; NC]],
+    ) -> bool {
+        s.few_k6(w, ahead, x, acc)
     }
 }
 

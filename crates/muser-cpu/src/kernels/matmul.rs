@@ -91,7 +91,10 @@ impl<F: Form, const NC: usize> Kernel for TileOf<'_, F, NC> {
                     }
                 }
                 let count = out.len();
-                for (blocks, x) in band[first * count..].chunks_exact(count).zip(self.x) {
+                let blocks = &band[first * count..];
+                let done = F::band(s, blocks, ahead, self.x, &mut acc[..count]);
+                let turns = if done { &[] } else { self.x };
+                for (blocks, x) in blocks.chunks_exact(count).zip(turns) {
                     for (w, acc) in blocks.iter().zip(&mut acc) {
                         let mut sums = *acc;
                         F::multiply::<S, NC>(s, w, ahead, table, x, &mut sums);

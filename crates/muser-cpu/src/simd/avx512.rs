@@ -1,11 +1,12 @@
 //! AVX-512 with VNNI: one register is one vector.
 
+mod few;
 mod pair;
 mod quantise;
 
 use super::{Kernel, Simd};
 use crate::activations::{Block256, Cross256};
-use crate::forms::{CrossedBlock, PairedOffsetBlock};
+use crate::forms::{CrossedBlock, K4Block, K6Block, PairedOffsetBlock};
 use crate::plain::view;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -215,6 +216,26 @@ impl Simd for Avx512 {
         let Ok(acc) = acc.as_mut_slice().try_into() else { return false };
         op!(pair::paired_offset(w, view(x), acc));
         true
+    }
+    #[inline(always)]
+    fn few_k4<const NC: usize>(
+        self,
+        w: &[K4Block],
+        ahead: usize,
+        x: &[Block256<NC>],
+        acc: &mut [[__m512; NC]],
+    ) -> bool {
+        op!(few::k4(w, ahead, x, acc))
+    }
+    #[inline(always)]
+    fn few_k6<const NC: usize>(
+        self,
+        w: &[K6Block],
+        ahead: usize,
+        x: &[Block256<NC>],
+        acc: &mut [[__m512; NC]],
+    ) -> bool {
+        op!(few::k6(w, ahead, x, acc))
     }
     #[inline(always)]
     fn dot_wide(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
