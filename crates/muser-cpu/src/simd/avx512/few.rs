@@ -37,7 +37,7 @@ macro_rules! each {
 /// first four columns one of the other texts each.
 macro_rules! dots {
     (
-        $cols:literal, $sums:literal, $codes:literal, $word:literal, [$first:expr, $then:expr],
+        $cols:literal, $sums:expr, $codes:literal, $word:literal, [$first:expr, $then:expr],
         [$a:expr, $b:expr, $c:expr, $d:expr]
     ) => {
         each!(
@@ -107,10 +107,10 @@ macro_rules! run {
             blocks = inout(reg) $blocks => _, panels = in(reg) $acc.len() / $nc, p = inout(reg) UPPER => _,
             w = inout(reg) $w.as_ptr() => _, ahead = in(reg) $ahead, s = out(reg) _,
             x = inout(reg) $x.as_ptr() => _, q = out(reg) _, acc = in(reg) $acc.as_mut_ptr(), a = out(reg) _,
-            inout("zmm9") _mm512_loadu_si512(UP.as_ptr().cast()) => _, out("zmm18") _,
+            out("zmm18") _,
             out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
             out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _,
-            out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _, out("zmm24") _, out("zmm25") _,
+            out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _, out("zmm24") _,
             out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _, out("zmm30") _, out("zmm31") _,
             out("k1") _, options(nostack)
         )
@@ -232,7 +232,8 @@ macro_rules! k4 {
                     dmin = const offset_of!(K4Block, foot.dmin) - offset_of!(K4Block, foot),
                     parts = in(reg) PARTS.as_ptr(),
                     inout("zmm8") _mm512_set1_epi8(15) => _, inout("zmm19") _mm512_set1_epi16(63) => _,
-                    out("zmm6") _, out("zmm7") _, out("zmm16") _, out("zmm17") _,
+                    inout("zmm9") _mm512_loadu_si512(UP.as_ptr().cast()) => _,
+                    out("zmm6") _, out("zmm7") _, out("zmm16") _, out("zmm17") _, out("zmm25") _,
                 );
             }
         }
@@ -264,102 +265,124 @@ pub fn k4<const NC: usize>(
     true
 }
 
-/// A group of Q6_K. Register 6 has the raw first line shifted by six; `$next` bytes stand between this group and the next.
+/// How the two groups of a pair are summed in Q6_K: `apart` in registers of their own; `above`, where eight columns leave
+/// too few, in one, as [`crate::forms::raise_onto`] has it. Sums begin at minus 32 times those of the activations.
+macro_rules! sums6 {
+    (apart begin) => {
+        ""
+    };
+    (apart next) => {
+        ""
+    };
+    (apart join) => {
+        join!()
+    };
+    (apart scale) => {
+        scale!()
+    };
+    (apart first) => {
+        "vpbroadcastd zmm1\\c, dword ptr [{start} + 4*\\c]"
+    };
+    (apart second) => {
+        "vpbroadcastd zmm2\\c, dword ptr [{start} + {word} + 4*\\c]"
+    };
+    (apart register) => {
+        "zmm2"
+    };
+    (apart low) => {
+        "zmm16"
+    };
+    (above begin) => {
+        "lea {raised}, [{x} + {first_raised}]\n"
+    };
+    (above next) => {
+        "add {raised}, {word}\n"
+    };
+    (above join) => {
+        "vpxord zmm20, zmm1\\c, zmm9\n"
+    };
+    (above scale) => {
+        "vpdpwssd zmm\\c, zmm20, zmm18"
+    };
+    (above first) => {
+        "vpbroadcastd zmm1\\c, dword ptr [{start} + 4*\\c]"
+    };
+    (above second) => {
+        "vpslld zmm1\\c, zmm1\\c, 16\nvpaddd zmm1\\c, zmm1\\c, dword ptr [{raised} + 4*\\c]{{1to16}}"
+    };
+    (above register) => {
+        "zmm1"
+    };
+    (above low) => {
+        "zmm25"
+    };
+}
+
+/// A group of Q6_K. Register 26 has its raw first line; `$next` bytes stand between this group and the next.
 macro_rules! group6 {
-    ($cols:literal, $sums:literal, $first:expr, $then:expr, $next:literal, $scales:expr) => {
+    ($kind:ident, $cols:literal, $sums:expr, $first:expr, $then:expr, $next:literal, $scales:expr) => {
         concat!(
             dots!(
-                $cols,
-                $sums,
-                "zmm28",
-                "0",
-                [$first, $then],
+                $cols, $sums, "zmm28", "0", [$first, $then],
                 [
-                    "vmovdqu64 zmm7, zmmword ptr [{w} + 64]\nvpsrlw zmm6, zmm6, 6",
-                    "vpandd zmm29, zmm8, zmm7\nvpsrlw zmm7, zmm7, 4",
-                    "vpternlogd zmm6, zmm7, zmm19, 0xd8",
+                    "vmovdqu64 zmm27, zmmword ptr [{w} + 64]\nvpsrlw zmm26, zmm26, 6",
+                    "vpandd zmm29, zmm8, zmm27\nvpsrlw zmm27, zmm27, 4",
+                    "vpternlogd zmm26, zmm27, zmm19, 0xd8",
                     "prefetcht0 [{w} + {ahead}]"
                 ]
             ),
             dots!(
-                $cols,
-                $sums,
-                "zmm29",
-                "1",
-                ["", ""],
+                $cols, $sums, "zmm29", "1", ["", ""],
                 [
-                    "vmovdqu64 zmm7, zmmword ptr [{w} + 128]",
-                    "vpandd zmm30, zmm8, zmm7\nvpsrlw zmm7, zmm7, 2",
-                    "vpternlogd zmm7, zmm6, zmm16, 0xd8",
+                    "vmovdqu64 zmm27, zmmword ptr [{w} + 128]",
+                    "vpandd zmm30, zmm8, zmm27\nvpsrlw zmm27, zmm27, 2",
+                    concat!("vpternlogd zmm27, zmm26, ", sums6!($kind low), ", 0xd8"),
                     "prefetcht0 [{w} + {ahead} + 64]"
                 ]
             ),
             dots!(
-                $cols,
-                $sums,
-                "zmm30",
-                "2",
-                ["", ""],
-                ["vpandd zmm31, zmm7, zmm8", "", $scales, "prefetcht0 [{w} + {ahead} + 128]"]
+                $cols, $sums, "zmm30", "2", ["", ""],
+                ["vpandd zmm31, zmm27, zmm8", "", $scales, "prefetcht0 [{w} + {ahead} + 128]"]
             ),
             dots!(
-                $cols,
-                $sums,
-                "zmm31",
-                "3",
-                ["", ""],
+                $cols, $sums, "zmm31", "3", ["", ""],
                 [
-                    concat!("vmovdqu64 zmm6, zmmword ptr [{w} + 192 + ", $next, "]"),
-                    "vpandd zmm28, zmm8, zmm6",
-                    "",
-                    ""
+                    concat!("vmovdqu64 zmm26, zmmword ptr [{w} + 192 + ", $next, "]"),
+                    "vpandd zmm28, zmm8, zmm26", "", ""
                 ]
             ),
-            "add {w}, 192 + ",
-            $next,
-            "\nadd {q}, 4 * {word}\n",
+            "add {w}, 192 + ", $next, "\nadd {q}, 4 * {word}\n",
         )
     };
 }
 
-/// A pair of groups of Q6_K, then its scales, `$at` bytes from `s`. Sums begin at minus 32 times those of the activations.
+/// A pair of groups of Q6_K, then its scales, `$at` bytes from `s`.
 macro_rules! pair6 {
-    ($cols:literal, $first:expr, $then:expr, $next:literal, $at:literal) => {
+    ($kind:ident, $cols:literal, [$first:expr, $then:expr], $next:literal, $at:literal) => {
         concat!(
+            group6!($kind, $cols, "zmm1", concat!($first, sums6!($kind first)), $then, "0", ""),
             group6!(
-                $cols,
-                "zmm1",
-                concat!($first, "vpbroadcastd zmm1\\c, dword ptr [{start} + 4*\\c]"),
-                $then,
-                "0",
-                ""
-            ),
-            group6!(
-                $cols,
-                "zmm2",
-                "vpbroadcastd zmm2\\c, dword ptr [{start} + {word} + 4*\\c]",
-                "",
-                $next,
+                $kind, $cols, sums6!($kind register), sums6!($kind second), "", $next,
                 concat!("vpmovsxbw zmm18, ymmword ptr [{s} + ", $at, "]")
             ),
-            "add {start}, 2 * {word}\n",
+            "add {start}, 2 * {word}\n", sums6!($kind next),
         )
     };
 }
 
 /// A quarter of Q6_K, after whose groups `$next` bytes follow up to the next one's.
 macro_rules! quarter6 {
-    ($cols:literal, $next:literal) => {
+    ($kind:ident, $cols:literal, $next:literal) => {
         concat!(
             "lea {s}, [{w} - 64]\nprefetcht0 [{s} + {ahead}]\n",
-            pair6!($cols, join!(), scale!(), "0", "0"),
-            pair6!($cols, join!(), scale!(), $next, "32"),
+            pair6!($kind, $cols, [sums6!($kind join), sums6!($kind scale)], "0", "0"),
+            pair6!($kind, $cols, [sums6!($kind join), sums6!($kind scale)], $next, "32"),
         )
     };
 }
 
 macro_rules! k6 {
-    ($name:ident, $nc:literal, $cols:literal) => {
+    ($name:ident, $nc:literal, $cols:literal, $kind:ident, $nine:expr, $($own:tt)*) => {
         #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
         fn $name(w: &[K6Block], ahead: usize, x: &[Block256<$nc>], acc: &mut [__m512]) {
             let blocks = x.len().min(w.len() / (acc.len() / $nc).max(1));
@@ -372,36 +395,52 @@ macro_rules! k6 {
                 run!(
                     (w, ahead, x, acc, blocks, $nc, size_of::<K6Block>() - offset_of!(K6Block, d)),
                     blocks!(
-                        "mov {s}, {w}\nprefetcht0 [{w} + {ahead}]\nadd {w}, 64\nlea {start}, [{x} + {starts}]\n",
-                        "vmovdqu64 zmm6, zmmword ptr [{w}]\nvpandd zmm28, zmm8, zmm6\n",
+                        "mov {s}, {w}\nprefetcht0 [{w} + {ahead}]\nadd {w}, 64\nlea {start}, [{x} + {first_start}]\n",
+                        sums6!($kind begin),
+                        "vmovdqu64 zmm26, zmmword ptr [{w}]\nvpandd zmm28, zmm8, zmm26\n",
                         each!($cols, zero!("zmm")),
-                        pair6!($cols, "", "", "0", "0"),
-                        pair6!($cols, join!(), scale!(), "64", "32"),
-                        quarter6!($cols, "64"),
-                        quarter6!($cols, "64"),
-                        quarter6!($cols, "0"),
+                        pair6!($kind, $cols, ["", ""], "0", "0"),
+                        pair6!($kind, $cols, [sums6!($kind join), sums6!($kind scale)], "64", "32"),
+                        quarter6!($kind, $cols, "64"),
+                        quarter6!($kind, $cols, "64"),
+                        quarter6!($kind, $cols, "0"),
                         "prefetcht0 [{w} + {ahead}]\nvmovups zmm28, zmmword ptr [{w}]\n",
-                        each!($cols, join!(), scale!()),
+                        each!($cols, sums6!($kind join), sums6!($kind scale)),
                         each!($cols, "vcvtdq2ps zmm\\c, zmm\\c
-                            vmovups zmm2\\c, zmmword ptr [{a} + 64*\\c]
+                            vmovups zmm1\\c, zmmword ptr [{a} + 64*\\c]
                             vmulps zmm\\c, zmm\\c, zmm28"),
-                        each!($cols, "vfmadd231ps zmm2\\c, zmm\\c, dword ptr [{q} + {scale} + 4*\\c]{{1to16}}
-                            vmovups zmmword ptr [{a} + 64*\\c], zmm2\\c"),
+                        each!($cols, "vfmadd231ps zmm1\\c, zmm\\c, dword ptr [{q} + {scale} + 4*\\c]{{1to16}}
+                            vmovups zmmword ptr [{a} + 64*\\c], zmm1\\c"),
                     ),
-                    starts = const offset_of!(Block256<$nc>, start16), start = out(reg) _,
-                    inout("zmm8") _mm512_set1_epi8(63) => _, inout("zmm16") _mm512_set1_epi8(15) => _,
-                    inout("zmm19") _mm512_set1_epi8(!3) => _, out("zmm6") _, out("zmm7") _,
+                    first_start = const offset_of!(Block256<$nc>, start16), start = out(reg) _,
+                    inout("zmm8") _mm512_set1_epi8(63) => _, inout("zmm9") $nine => _,
+                    inout("zmm19") _mm512_set1_epi8(!3) => _, $($own)*
                 );
             }
         }
     };
 }
 
-k6!(k6_4, 4, "0,1,2,3");
-k6!(k6_5, 5, "0,1,2,3,4");
-k6!(k6_6, 6, "0,1,2,3,4,5");
+/// [`k6`] with registers of its own for each group of a pair.
+macro_rules! k6_apart {
+    ($name:ident, $nc:literal, $cols:literal) => {
+        k6!(
+            $name, $nc, $cols, apart, _mm512_loadu_si512(UP.as_ptr().cast()),
+            inout("zmm16") _mm512_set1_epi8(15) => _, out("zmm25") _,
+        );
+    };
+}
 
-/// The same for Q6_K; eight columns leave no registers for what unpacks a line.
+k6_apart!(k6_4, 4, "0,1,2,3");
+k6_apart!(k6_5, 5, "0,1,2,3,4");
+k6_apart!(k6_6, 6, "0,1,2,3,4,5");
+k6!(
+    k6_8, 8, "0,1,2,3,4,5,6,7", above, _mm512_set1_epi32(0x8000),
+    first_raised = const offset_of!(Block256<8>, raised16), raised = out(reg) _,
+    inout("zmm25") _mm512_set1_epi8(15) => _, out("zmm6") _, out("zmm7") _, out("zmm16") _, out("zmm17") _,
+);
+
+/// The same for Q6_K.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub fn k6<const NC: usize>(
@@ -415,6 +454,7 @@ pub fn k6<const NC: usize>(
         4 => k6_4(w, ahead, view(x), acc),
         5 => k6_5(w, ahead, view(x), acc),
         6 => k6_6(w, ahead, view(x), acc),
+        8 => k6_8(w, ahead, view(x), acc),
         _ => return false,
     }
     true
