@@ -151,6 +151,15 @@ pub trait Simd: Copy + Send + Sync {
     fn load_f(self, from: &[f32; 16]) -> Self::F;
     /// Stores 16 floats.
     fn store_f(self, to: &mut [f32; 16], v: Self::F);
+    /// Stores 16 floats that are not read soon: past the caches, where the instruction set can. [`Simd::settle`] comes before
+    /// another thread may read them.
+    #[inline(always)]
+    fn store_past(self, to: &mut [f32; 16], v: Self::F) {
+        self.store_f(to, v)
+    }
+    /// Orders what [`Simd::store_past`] stored before all later stores.
+    #[inline(always)]
+    fn settle(self) {}
     /// Product.
     fn mul_f(self, a: Self::F, b: Self::F) -> Self::F;
     /// Sum.

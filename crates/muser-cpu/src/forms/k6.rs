@@ -116,6 +116,8 @@ impl Form for K6 {
         x: &[Block256<NC>],
         acc: &mut [[S::F; NC]],
     ) -> bool {
+        // A block ahead, as Q4_K's loop fetches with so many columns.
+        let ahead = if NC < 8 { size_of::<Block>() } else { ahead };
         s.few_k6(w, ahead, x, acc)
     }
 }

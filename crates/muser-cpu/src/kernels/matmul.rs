@@ -29,6 +29,9 @@ const OPEN: usize = 4;
 const CACHE: usize = 520 << 10;
 /// Bytes between a load and its prefetch for four to six columns of one stream; for eight twice as many.
 const FAR: usize = 2304;
+/// Results of a column that are so many go past the caches while weights stream through them: the lines they stand on have long
+/// left, and fetching them only to overwrite them would hold the weights up.
+const LOGITS: usize = 1 << 16;
 /// Bytes of the longest run of a matrix that a thread claims with few columns.
 const RUN: usize = 4 << 20;
 
@@ -296,17 +299,35 @@ pub fn all_tiles(isa: Isa, panels: Panels<'_>, span: usize, x: &Prepared, sums: 
 }
 
 /// Results of panels from `panel` on and a tile's columns into `out`, whose rows are `rows` wide.
-fn store(rows: usize, panel: usize, tile: &Tile, results: &[Out], out: &SharedMut<'_, f32>) {
-    for c in 0..tile.used {
-        for (panel, results) in (panel..).zip(results) {
-            let first = panel * LANES;
-            let count = LANES.min(rows - first);
-            // SAFETY: each unit has its own panels, so its own elements of every row.
-            let to = unsafe { out.part((tile.first + c) * rows + first, count) };
-            match <&mut [f32; LANES]>::try_from(&mut *to) {
-                Ok(to) => *to = results[c],
-                Err(_) => to.copy_from_slice(&results[c][..count]),
+struct Store<'a> {
+    rows: usize,
+    panel: usize,
+    tile: &'a Tile,
+    results: &'a [Out],
+    out: &'a SharedMut<'a, f32>,
+    /// Whether they go past the caches.
+    past: bool,
+}
+
+impl Kernel for Store<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) {
+        for c in 0..self.tile.used {
+            for (panel, results) in (self.panel..).zip(self.results) {
+                let first = panel * LANES;
+                let count = LANES.min(self.rows - first);
+                // SAFETY: each unit has its own panels, so its own elements of every row.
+                let to = unsafe { self.out.part((self.tile.first + c) * self.rows + first, count) };
+                match <&mut [f32; LANES]>::try_from(&mut *to) {
+                    Ok(to) if self.past => s.store_past(to, s.load_f(&results[c])),
+                    Ok(to) => *to = results[c],
+                    Err(_) => to.copy_from_slice(&results[c][..count]),
+                }
             }
+        }
+        if self.past {
+            s.settle();
         }
     }
 }
@@ -404,7 +425,9 @@ pub fn project(ctx: Context<'_>, x: &Prepared, jobs: &mut [(&Matrix, &mut [f32])
                     panels_times(ctx, matrix, bytes, shares.span, x, &mut sums);
                     let panels = bytes.len() / matrix.panel_bytes;
                     for (tile, sums) in x.tiles.iter().zip(sums.chunks_exact(panels)) {
-                        store(matrix.rows, bands.start * matrix.band, tile, sums, out);
+                        let (rows, panel) = (matrix.rows, bands.start * matrix.band);
+                        let past = rows >= LOGITS && x.tiles.len() < OPEN;
+                        dispatch(ctx.isa, Store { rows, panel, tile, results: sums, out, past });
                     }
                 });
                 keep(&error, done);
@@ -442,7 +465,8 @@ pub fn gate_up(
                                 SiluMul { gate: gate.as_flattened_mut(), up: up.as_flattened() },
                             );
                         }
-                        store(gate.rows, bands.start * gate.band, tile, g, &out);
+                        let (rows, panel, out) = (gate.rows, bands.start * gate.band, &out);
+                        dispatch(ctx.isa, Store { rows, panel, tile, results: g, out, past: false });
                     }
                 })
             });

@@ -268,6 +268,18 @@ impl Simd for Avx512 {
         op!(_mm512_storeu_ps(to.as_mut_ptr(), v))
     }
     #[inline(always)]
+    fn store_past(self, to: &mut [f32; 16], v: __m512) {
+        if to.as_ptr().cast::<__m512>().is_aligned() {
+            op!(_mm512_stream_ps(to.as_mut_ptr(), v))
+        } else {
+            self.store_f(to, v)
+        }
+    }
+    #[inline(always)]
+    fn settle(self) {
+        op!(_mm_sfence())
+    }
+    #[inline(always)]
     fn mul_f(self, a: __m512, b: __m512) -> __m512 {
         op!(_mm512_mul_ps(a, b))
     }
