@@ -32,7 +32,7 @@ fn main() {
     };
     match args.get(1).map(String::as_str) {
         Some("check") => {
-            check(args.get(2).map_or(300, |n| n.parse().unwrap()), &chunks(&[1, 3, 8, 13, 64, 300]), kv);
+            check(args.get(2).map_or(300, |n| n.parse().unwrap()), &chunks(&[1, 2, 3, 8, 13, 64, 300]), kv);
         }
         Some("state") => state(kv),
         Some("split") => split(),
@@ -303,7 +303,7 @@ fn asked() -> bool {
 /// or mixed costs is small here: these weights leave flat distributions.
 fn streams(kv: KvType) -> bool {
     let g = Geometry { heads: 32, ..tiny_geometry() };
-    let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name("q8_0").unwrap(), 3);
+    let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name("q4_k_m").unwrap(), 3);
     let model = Arc::new(Model::new(g, Box::new(weights), None).unwrap());
     let options = CudaOptions { max_rows: Some(32), kv, ..CudaOptions::default() };
     let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();

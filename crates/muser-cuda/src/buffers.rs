@@ -1,6 +1,6 @@
 //! Memory for activations, sized once by the largest pass.
 
-use crate::chain::COUNTERS;
+use crate::chain::{COUNTERS, MOST_CHAINED};
 use crate::gpu::{Gpu, Memory};
 use crate::launch::{Activation, GROUP_ROW};
 use crate::many::SLOTS;
@@ -50,7 +50,7 @@ impl Act {
 pub(crate) struct Buffers {
     pub rows: Memory,
     pub x: Memory,
-    /// One row's residual within a layer, and the counters of launches whose blocks wait for each other (kernels/chain.cu); none where
+    /// The residual of one or two rows within a layer, and the counters of launches whose blocks wait for each other (kernels/chain.cu); none where
     /// there are no such launches.
     pub between: Memory,
     pub counters: Option<Memory>,
@@ -180,7 +180,7 @@ impl Buffers {
         Ok(Buffers {
             rows: alloc(rows * ROW_BYTES)?,
             x: alloc(rows * width(Buf::X) * 4)?,
-            between: alloc(width(Buf::X) * 4)?,
+            between: alloc(MOST_CHAINED * width(Buf::X) * 4)?,
             counters: Some(alloc(model.geometry().layers.len() * COUNTERS * 4)?),
             h: act(Buf::H)?,
             q: f32s(Buf::Q)?,

@@ -1,4 +1,4 @@
-//! One layer of one activation row as one launch: kernels/chain.cu.
+//! One layer of one or two activation rows as one launch: kernels/chain.cu.
 
 use crate::gpu::Card;
 use crate::launch::{Args, Left, Planes};
@@ -12,9 +12,16 @@ const FILE: &str = "src/kernels/chain.cu";
 
 // As the kernel has them.
 const WARPS: usize = 16;
-const RING: usize = 10_240;
-/// KB of the rings.
-pub(crate) const CHAIN_ROOM: usize = WARPS * RING / 1024;
+/// Bytes of a warp's ring.
+const fn ring(rows: usize) -> usize {
+    if rows == 1 { 10_240 } else { 6912 }
+}
+/// Activation rows of a launch at most.
+pub(crate) const MOST_CHAINED: usize = 2;
+/// KB of the rings of one row.
+pub(crate) const CHAIN_ROOM: usize = WARPS * ring(1) / 1024;
+/// The same of two.
+pub(crate) const CHAIN_ROOM_TWO: usize = WARPS * ring(2) / 1024;
 /// Counters of one launch.
 pub(crate) const COUNTERS: usize = 4;
 
@@ -60,24 +67,32 @@ pub(crate) fn layouts(model: &Model) -> Option<Vec<Layout>> {
     (1..=2).contains(&all.len()).then_some(all)
 }
 
-/// The kernel for these layouts.
-pub(crate) fn name(layouts: &[Layout]) -> String {
+/// Whether rings for so many rows hold two tiles at least of each of these layouts.
+pub(crate) fn holds(layouts: &[Layout], rows: usize) -> bool {
+    layouts.iter().all(|l| 2 * l.tile_bytes() / if *l == Layout::F16 { 4 } else { 1 } <= ring(rows))
+}
+
+/// The kernel for these layouts and so many rows.
+pub(crate) fn name(layouts: &[Layout], rows: usize) -> String {
     let names: Vec<_> = layouts.iter().map(|l| l.name()).collect();
-    format!("chain_{}", names.join("_"))
+    format!("chain_{}_{rows}", names.join("_"))
 }
 
 /// What is defined before its text.
-pub(crate) fn defines(layouts: &[Layout]) -> String {
+pub(crate) fn defines(layouts: &[Layout], rows: usize) -> String {
     let second = layouts.get(1).map_or(String::new(), |l| format!("\n#define SECOND {}", *l as i32));
-    format!("#define COLUMNS 1\n#define FIRST {}{second}", layouts[0] as i32)
+    format!("#define COLUMNS {rows}\n#define FIRST {}{second}", layouts[0] as i32)
 }
 
-/// Elements of a row of activations in shared memory, and bytes of shared memory in all: rings, partial sums, zeros, sums, shares of each
-/// warp, activations and their groups' sums.
-fn shared(cols: usize) -> (usize, usize) {
-    let blocks = cols.div_ceil(TILE_COLS);
-    let row = blocks * TILE_COLS;
-    (row, WARPS * (RING + 2 * 16 * 4 + 16 + 4 * 48) + 512 + row * 2 + blocks * 64)
+/// Halves of all activations in shared memory, and bytes of shared memory in all: rings, partial sums, zeros, sums, shares of each
+/// warp, activations and their groups' sums. Two rows have the residual (f32) behind their activations while there are only `hidden` of those.
+fn shared(hidden: usize, widest: usize, rows: usize) -> (usize, usize) {
+    let padded = |cols: usize, spare: usize| rows * (cols.next_multiple_of(TILE_COLS) + spare);
+    let spare = if rows > 1 { 32 } else { 0 };
+    let stash = if rows > 1 { rows * hidden * 2 } else { 0 };
+    let halves = padded(widest, spare).max(padded(hidden, spare) + stash);
+    let sums = padded(widest, 0) / TILE_COLS * 64 + rows * spare;
+    (halves, WARPS * (ring(rows) + rows * (2 * 16 * 4 + 16) + 4 * 48) + 512 + halves * 2 + sums)
 }
 
 /// Blocks that are on the card at once: one a multiprocessor. Where there are many, those that attention takes are left to it.
@@ -145,14 +160,15 @@ impl Compiler<'_> {
     /// Compiles the steps from `i` on as one launch, if they are a layer behind attention and the card has room; returns how many
     /// steps it served.
     pub(crate) fn chain(&mut self, i: usize, plan: &Plan) -> Result<Option<usize>, DeviceError> {
-        if self.key.pass != Pass::Target || self.key.rows != 1 || self.key.even {
+        let rows = self.key.rows;
+        if self.key.pass != Pass::Target || rows > MOST_CHAINED || self.key.even {
             return Ok(None);
         }
         let (Some(layouts), Some(steps)) = (layouts(self.model), Steps::read(plan, i)) else {
             return Ok(None);
         };
         let Some(counters) = &self.buffers.counters else { return Ok(None) };
-        if self.key.logits == 0 && matches!(steps.next, Next::Head { .. }) {
+        if self.key.logits < rows && matches!(steps.next, Next::Head { .. }) {
             return Ok(None);
         }
         let (b, g) = (self.buffers, &plan.geometry);
@@ -173,15 +189,15 @@ impl Compiler<'_> {
             next,
         ];
         let widest = products.iter().flatten().map(|(m, _)| m.cols).max().unwrap_or(0);
-        let (row, shared) = shared(widest);
+        let (halves, shared) = shared(g.hidden, widest, rows);
         let blocks = blocks(self.card, g.kv_heads);
         let uneven = products.iter().flatten().any(|(m, _)| m.cols % 8 != 0) || gate.layout != up.layout;
-        if shared > self.card.room.block || uneven {
+        if shared > self.card.room.block || uneven || !holds(&layouts, rows) {
             return Ok(None);
         }
         let mut bytes: Vec<u8> = vec![];
         for parts in &products {
-            bytes.extend(pair(parts, blocks, &layouts));
+            bytes.extend(pair(parts, blocks, &layouts, rows));
         }
         let between = b.between.ptr;
         for (k, (post, next)) in steps.tails.iter().enumerate() {
@@ -202,23 +218,30 @@ impl Compiler<'_> {
         let part = |n: usize| (n.div_ceil(4 * blocks) * 4) as u32;
         let (kept, activated) = (part(g.hidden), part(gate.rows));
         bytes.extend(
-            [stride as u32, row as u32, kept, activated, 0x000f_000f, 0x00f0_00f0]
+            [stride as u32, halves as u32, kept, activated, 0x000f_000f, 0x00f0_00f0]
                 .iter()
                 .flat_map(|w| w.to_le_bytes()),
         );
         let range = i..i + steps.count;
         let args = Args(vec![bytes]);
-        self.push_shared(range.clone(), FILE, &name(&layouts), (blocks, 1, 1), (WARPS * 32, shared), args)?;
+        self.push_shared(
+            range.clone(),
+            FILE,
+            &name(&layouts, rows),
+            (blocks, 1, 1),
+            (WARPS * 32, shared),
+            args,
+        )?;
         match steps.next {
             Next::Project(outs) => {
                 let left = outs.iter().zip(&products[3]);
                 let left: Vec<_> =
-                    left.map(|((_, buf), (m, out))| (*buf, Left::Planes(planes(m, *out)))).collect();
+                    left.map(|((_, buf), (m, out))| (*buf, Left::Planes(planes(m, *out, rows)))).collect();
                 self.leave(&left);
             }
             Next::Head { scale, cap, .. } => {
                 let (m, out) = &products[3][0];
-                self.scale_cap(range, &planes(m, *out), m.rows, scale, cap)?;
+                self.scale_cap(range, &planes(m, *out, rows), rows * m.rows, scale, cap)?;
             }
         }
         Ok(Some(steps.count))
@@ -226,12 +249,12 @@ impl Compiler<'_> {
 }
 
 /// What it leaves of one matrix.
-fn planes(m: &Matrix, out: u64) -> Planes {
-    Planes { ptr: out, stride: m.rows, count: 2 }
+fn planes(m: &Matrix, out: u64, rows: usize) -> Planes {
+    Planes { ptr: out, stride: rows * m.rows, count: 2 }
 }
 
 /// The products of a step, by layout: blocks as bytes, but each with a row of tiles of its own, so that no row is cut twice.
-fn pair(parts: &[(Matrix, u64)], blocks: usize, layouts: &[Layout]) -> Vec<u8> {
+fn pair(parts: &[(Matrix, u64)], blocks: usize, layouts: &[Layout], rows: usize) -> Vec<u8> {
     let first = parts.iter().map(|(m, _)| m.layout).min_by_key(|l| *l as i32).unwrap_or(layouts[0]);
     let of = |same: bool| parts.iter().filter(move |(m, _)| (m.layout == first) == same).collect::<Vec<_>>();
     let (a, b) = (of(true), of(false));
@@ -248,15 +271,15 @@ fn pair(parts: &[(Matrix, u64)], blocks: usize, layouts: &[Layout]) -> Vec<u8> {
     let cols = parts.first().map_or(0, |(m, _)| m.cols);
     [(a, of_a), (b, of_b)]
         .iter()
-        .flat_map(|(group, blocks)| product(group, cols, *blocks, layouts[0]))
+        .flat_map(|(group, blocks)| product(group, cols, *blocks, layouts[0], rows))
         .collect()
 }
 
 /// One product as the kernel takes it.
-fn product(group: &[&(Matrix, u64)], cols: usize, blocks: usize, other: Layout) -> Vec<u8> {
+fn product(group: &[&(Matrix, u64)], cols: usize, blocks: usize, other: Layout, rows: usize) -> Vec<u8> {
     let mut bytes = vec![];
     for (m, out) in group {
-        bytes.extend([m.ptr, *out, m.rows as u64].iter().flat_map(|a| a.to_le_bytes()));
+        bytes.extend([m.ptr, *out, (rows * m.rows) as u64].iter().flat_map(|a| a.to_le_bytes()));
         bytes.extend([m.rows, m.tiles()].iter().flat_map(|n| (*n as u32).to_le_bytes()));
         bytes.extend(m.scale.to_le_bytes());
         bytes.extend([0; 4]);

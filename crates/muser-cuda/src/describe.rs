@@ -1,7 +1,7 @@
 //! The launches of a pass as routes, for people; no card is needed.
 
 use crate::buffers::Buffers;
-use crate::chain::CHAIN_ROOM;
+use crate::chain::{CHAIN_ROOM, CHAIN_ROOM_TWO};
 use crate::device::{check_kv, compile, key};
 use crate::gpu::Card;
 use crate::kv::Kv;
@@ -92,7 +92,7 @@ fn route(group: &[Node], lane: Lane) -> Route {
             starts("chain"),
             "chain: a layer's products, norms and SiLU behind attention in one launch",
             format!(
-                "one row, matrices of at most two layouts, {CHAIN_ROOM} KB of shared memory beside activations"
+                "one or two rows, matrices of at most two layouts, {CHAIN_ROOM} KB of shared memory beside activations ({CHAIN_ROOM_TWO} KB for two rows, quants of at most 6 bits)"
             ),
         ),
         (

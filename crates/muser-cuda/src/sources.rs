@@ -55,7 +55,11 @@ const ATTENTION: [(&str, &str, &[&str]); 2] = [
 
 /// Products of few rows, and all of a layer's for one.
 const PROJECT: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/project.cu"));
-const CHAIN: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/chain.cu"));
+const CHAIN: &str = concat!(
+    include_str!("kernels/tile.cuh"),
+    include_str!("kernels/ring.cuh"),
+    include_str!("kernels/chain.cu")
+);
 
 /// All programs for a model with matrices of these types and products of these layouts; each is compiled by a thread of its own.
 pub(crate) fn sources(
@@ -123,11 +127,16 @@ pub(crate) fn sources(
         text,
         kernels: kernels.iter().map(|k| (*k, format!("{k}{}", suffix(kv)))).collect(),
     });
-    let chains = chained.into_iter().map(|layouts| Source {
-        name: chain::name(layouts),
-        defines: chain::defines(layouts),
-        text: CHAIN,
-        kernels: vec![("chain", chain::name(layouts))],
+    let held = |layouts: &[Layout]| {
+        (1..=chain::MOST_CHAINED).filter(|rows| chain::holds(layouts, *rows)).collect::<Vec<_>>()
+    };
+    let chains = chained.into_iter().flat_map(|layouts| {
+        held(layouts).into_iter().map(move |rows| Source {
+            name: chain::name(layouts, rows),
+            defines: chain::defines(layouts, rows),
+            text: CHAIN,
+            kernels: vec![("chain", chain::name(layouts, rows))],
+        })
     });
     common.chain(attention).chain(programs).chain(streams).chain(packs).chain(chains).collect()
 }

@@ -247,26 +247,35 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
             __syncwarp();
             // Reads of what has just arrived stay behind this.
             const u32 x_here = tiled ? keep(x_at + columns) : x_at + columns, groups_here = tiled ? keep(sums_at + groups) : sums_at + groups, tile_at = keep(slot);
+            auto freed = [&]() {
+                __syncwarp();
+                if (c.left > 0) fetch_next(tile_at + piece);
+                commit();
+            };
             if constexpr (wide) {
-                consume_wide<LAYOUT>(acc, tile_at, x_here, done % PARTS, l);
+                consume_wide<LAYOUT>(acc, tile_at, x_here, done % PARTS, l, freed);
             } else {
                 const u32 x_of[2] = {x_here, x_here + 8 * GROUP_ROW * 2}, groups_of[2] = {groups_here, groups_here + 8 * GROUP_ROW * 2};
-                consume<LAYOUT>(acc, tile_at, x_of, groups_of, done % PARTS, l);
+                consume<LAYOUT>(acc, tile_at, x_of, groups_of, done % PARTS, l, freed);
             }
-            __syncwarp();
-            if (c.left > 0) fetch_next(tile_at + piece);
-            commit();
             if constexpr (wide) wide_done();
             slot = slot + PART_BYTES == ring_at + STAGES * PART_BYTES ? ring_at : slot + PART_BYTES;
         };
-        if (tiled && BULK)
+        // Tiles whose activations are still on their way have a loop of their own where that pays for its text.
+        if (wide && BULK)
 #pragma unroll 1
             for (; unseen > 0 && done < end; --unseen, ++done) {
                 wait_bulk(barriers + done / PARTS * 8);
                 one();
             }
 #pragma unroll 1
-        for (; done < end; ++done) one();
+        for (; done < end; ++done) {
+            if (tiled && !wide && BULK && unseen > 0) {
+                wait_bulk(barriers + done / PARTS * 8);
+                --unseen;
+            }
+            one();
+        }
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll

@@ -131,9 +131,9 @@ struct Factors {
 
 // A tile (or part `part` of one) at address u against the activations of its columns.
 // x: per 256 columns [half][step][t] 8 halves, from the lane's first on. Where sums are scaled, acc[0] are they, and acc[1] what
-// minima leave.
-template <int LAYOUT>
-__device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l) {
+// minima leave. `freed` is called once the tile was read, so that its place can be filled while it is multiplied.
+template <int LAYOUT, typename Freed>
+__device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l, const Freed& freed) {
     if (LAYOUT == F16) {
         const u32 from = (part >> 1) * 256 + (part & 1) * 128, at[2] = {x[0] + from, x[NT - 1] + from};
 #pragma unroll
@@ -141,6 +141,7 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
             uint4 a = lds128(u + s * 512 + l.piece), b = lds128(u + 1024 + s * 512 + l.piece);
             multiply(acc, (const u32*)&a, (const u32*)&b, at, s * 32);
         }
+        freed();
         return;
     }
     constexpr bool spread = Kind<LAYOUT>::spread;
@@ -159,6 +160,7 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
         Quants<LAYOUT> q[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) q[r].load(u, l.piece, (r * 2 + half) * 512);
+        if (spread && half == 1) freed();
         float one[2][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -198,12 +200,13 @@ __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x
         mma(acc[1], m[0][0], m[1][0], m[0][1], m[1][1], a.x, b.x);
         mma(acc[1], m[0][0], m[1][0], m[0][1], m[1][1], a.y, b.y);
     }
+    if (!spread) freed();
 }
 
 // The same by a warpgroup, each warp with a tile of its own and all with the same columns, which begin in shared memory at x. Products go
 // on behind it: `wide_done` waits for them.
-template <int LAYOUT>
-__device__ __forceinline__ void consume_wide(float acc[2][4], u32 u, u32 x, int part, const Lane& l) {
+template <int LAYOUT, typename Freed>
+__device__ __forceinline__ void consume_wide(float acc[2][4], u32 u, u32 x, int part, const Lane& l, const Freed& freed) {
     // A step is two products, each of two matrices of 128 bytes, 16 of which an operand counts as one; the second eight rows of activations
     // follow the first.
     constexpr int product = 2 * 128 / 16, octet = 8 * GROUP_ROW * 2;
@@ -215,6 +218,7 @@ __device__ __forceinline__ void consume_wide(float acc[2][4], u32 u, u32 x, int 
             a[s] = lds128(u + s * 512 + l.piece);
             c[s] = lds128(u + 1024 + s * 512 + l.piece);
         }
+        freed();
         wide_begin();
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
@@ -225,11 +229,13 @@ __device__ __forceinline__ void consume_wide(float acc[2][4], u32 u, u32 x, int 
         return;
     }
     const Factors<LAYOUT> factors(u, l);
+    Quants<LAYOUT> all[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) all[i >> 1][i & 1].load(u, l.piece, ((i & 1) * 2 + (i >> 1)) * 512);
+    freed();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        Quants<LAYOUT> q[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) q[r].load(u, l.piece, (r * 2 + half) * 512);
+        const Quants<LAYOUT>* q = all[half];
         u32 f[4][2][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
