@@ -130,9 +130,13 @@ fn route(group: &[Node], lane: Lane) -> Route {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chain;
     use crate::program::Work;
+    use crate::sources::sources;
+    use crate::weights::{products, types};
     use muser_core::Net;
-    use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b};
+    use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b, muse_glimmer_30b_drafter};
+    use std::collections::HashSet;
 
     /// Kernels of a decode step with their blocks across columns and slices, or parts of keys.
     fn launches(passes: &Describer<'_>, rows: usize, depth: usize) -> Vec<(String, u32, u32)> {
@@ -167,5 +171,39 @@ mod tests {
         }
         let usual = Describer::new(&model, Lane::Serving, false, None, 512, KvType::F16).unwrap();
         assert_ne!(launches(&usual, 1, 3000), launches(&usual, 16, 3000));
+    }
+
+    /// Every kernel that a pass launches is compiled, and groups have no programs that none launches.
+    #[test]
+    fn kernels_are_compiled_that_passes_launch() {
+        for (mix, even) in [("q4_k_m", false), ("q4_k_m", true), ("q8_0", false), ("nvfp4", false)] {
+            let (g, (dg, spec)) = (muse_glimmer_30b(52), muse_glimmer_30b_drafter(52));
+            let mix = QuantMix::from_name(mix).unwrap();
+            let target = Synthetic::shapes(Net::Target, g.clone(), 0, mix);
+            let draft = Synthetic::shapes(Net::Draft, dg.clone(), spec.target_layers.len(), mix);
+            let model = Model::new(g, Box::new(target), Some((dg, spec, Box::new(draft)))).unwrap();
+            let d = Describer::new(&model, Lane::Serving, even, None, 64, KvType::F16).unwrap();
+            let chained = chain::layouts(&model).filter(|_| !even);
+            let (types, products) = (types(&model), products(&model));
+            let programs =
+                sources(&types, &products, chained.as_deref(), Lane::Serving, KvType::F16, d.card.room);
+            let compiled: HashSet<String> =
+                programs.into_iter().flat_map(|source| source.kernels).map(|(_, name)| name).collect();
+            let mut launched = HashSet::new();
+            for (pass, rows) in (1..=40).map(|n| (Pass::Target, n)).chain([
+                (Pass::Draft, 16),
+                (Pass::Inject, 1),
+                (Pass::Inject, 4),
+            ]) {
+                let key = key(d.lane, d.even, pass, rows, asked(pass, rows), 9000);
+                let nodes = compile(&d.card, &model, &d.weights, &d.kv, &d.buffers, d.lane, key).unwrap();
+                launched.extend(nodes.into_iter().map(|node| node.name));
+            }
+            let missing: Vec<_> =
+                launched.difference(&compiled).filter(|name| !name.starts_with("gemm")).collect();
+            assert!(missing.is_empty(), "{mix:?}: {missing:?}");
+            // Groups have the program for both layouts.
+            assert!(!compiled.contains("project_q4_k_16") && !compiled.contains("project_q6_k_4"));
+        }
     }
 }

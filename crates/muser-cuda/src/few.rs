@@ -18,6 +18,14 @@ pub(crate) fn launches(layouts: &[Layout]) -> Vec<Vec<Layout>> {
     layouts.chunks(2).map(<[Layout]>::to_vec).collect()
 }
 
+/// Whether a launch on so many rows takes a program for these layouts. Groups leave the programs for one layout aside where one for two has it:
+/// products of a layer that share their text find it in the instruction cache.
+pub(crate) fn serves(programs: &[Vec<Layout>], program: &[Layout], columns: usize) -> bool {
+    let wider =
+        |other: &Vec<Layout>| other.len() > program.len() && program.iter().all(|l| other.contains(l));
+    columns <= ALONE || !programs.iter().any(wider)
+}
+
 /// The kernel of kernels/project.cu for one or two layouts and at most `columns` activation rows.
 pub(crate) fn product_name(layouts: &[Layout], columns: usize) -> String {
     let names: Vec<_> = layouts.iter().map(|l| l.name()).collect();
@@ -45,7 +53,13 @@ impl Compiler<'_> {
             let cols = parts[groups[0][0]].0.cols;
             let tiles = groups.iter().flatten().map(|i| parts[*i].0.tiles()).sum();
             let columns = if self.key.even { GROUP } else { n };
-            let shape = Shape::of(self.card.room, &together, columns, cols, tiles, most);
+            let program = self
+                .programs
+                .iter()
+                .find(|p| together.iter().all(|l| p.contains(l)) && serves(&self.programs, p, columns))
+                .cloned()
+                .unwrap_or_else(|| together.clone());
+            let shape = Shape::of(self.card.room, &program, &together, columns, cols, tiles, most);
             let shape = shape.ok_or_else(|| {
                 DeviceError::Backend(format!(
                     "a product of {cols} columns does not fit the shared memory of {}; use --device cpu",
@@ -92,10 +106,16 @@ impl Compiler<'_> {
                 }
                 let number = (self.nodes.len() % TICKETS * 4) as u64;
                 let ticket = if products[0].late > 0 { self.buffers.tickets.ptr + number } else { 0 };
-                let args =
-                    Args::default().product(&products[0]).product(products.get(1).unwrap_or(&Product::NONE));
+                // The only layout of a launch may be the second of its program.
+                let none = Product::NONE;
+                let mut slots: Vec<&Product> = products.iter().collect();
+                if program[0] != together[0] {
+                    slots.insert(0, &none);
+                }
+                slots.resize(2, &none);
+                let args = slots.into_iter().fold(Args::default(), Args::product);
                 let args = args.ptr(ticket).ptr(x.at_row(first, cols)).int(cols);
-                let name = product_name(&together, shape.columns);
+                let name = product_name(&program, shape.columns);
                 let grid = (shape.blocks, shape.slices, 1);
                 self.push_shared(steps.clone(), PROJECT, &name, grid, (shape.threads(), shape.shared), args)?;
             }

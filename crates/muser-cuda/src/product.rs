@@ -82,9 +82,11 @@ pub(crate) fn spared(room: Room, columns: usize) -> usize {
 }
 
 impl Shape {
-    /// The shape for `n` rows of `cols` elements times `tiles` tiles of rows in these layouts, with at most `planes` planes.
+    /// The shape for `n` rows of `cols` elements times `tiles` tiles of rows in these layouts, with at most `planes` planes, by a kernel for
+    /// all layouts of `program`.
     pub fn of(
         room: Room,
+        program: &[Layout],
         layouts: &[Layout],
         n: usize,
         cols: usize,
@@ -99,7 +101,8 @@ impl Shape {
             _ => 2 * ALONE,
         };
         while columns >= least {
-            if let Some(shape) = Self::with(room, layouts, columns, cols, tiles, planes) {
+            let crew = crew(room, program, columns);
+            if let Some(shape) = Self::with(room, crew, layouts, columns, cols, tiles, planes) {
                 return Some(shape);
             }
             columns /= 2;
@@ -109,13 +112,13 @@ impl Shape {
 
     fn with(
         room: Room,
+        crew: Crew,
         layouts: &[Layout],
         columns: usize,
         cols: usize,
         tiles: usize,
         planes: usize,
     ) -> Option<Self> {
-        let crew = crew(room, layouts, columns);
         let (fixed, each) = shared(layouts, columns, crew);
         let all = cols.div_ceil(TILE_COLS);
         // Blocks of one multiprocessor hide each other's waits; groups want longer slices instead.
@@ -277,7 +280,7 @@ mod tests {
             for layout in [F16, Q8, Q4, Q4K, Q5K, Q6K, Iq4, Fp4] {
                 for (cols, tiles) in [(6656, 544), (19968, 416), (4096, 416), (256, 16), (33_280, 416)] {
                     for n in 1..=32 {
-                        let s = Shape::of(room, &[layout], n, cols, tiles, SUM_PLANES).unwrap();
+                        let s = Shape::of(room, &[layout], &[layout], n, cols, tiles, SUM_PLANES).unwrap();
                         assert!(
                             s.shared <= room.block && s.planes() <= SUM_PLANES,
                             "{layout:?} {n} {cols}: {s:?}"
@@ -304,7 +307,7 @@ mod tests {
                 (6656, 12628, HEAD_PLANES),
             ] {
                 for n in [3, 4, 5, 8, 16] {
-                    let s = Shape::of(CONSUMER, layouts, n, cols, tiles, planes).unwrap();
+                    let s = Shape::of(CONSUMER, layouts, layouts, n, cols, tiles, planes).unwrap();
                     assert!(n <= 2 * s.columns, "{n} rows, {layouts:?}, {cols} columns: {s:?}");
                 }
             }
@@ -316,7 +319,8 @@ mod tests {
         for processors in 1..=8 {
             let room = Room { processors, ..CONSUMER };
             for n in [1, 2, 4, 16] {
-                let s = Shape::of(room, &[Layout::Q4K, Layout::Q6K], n, 19968, 2, MOST_PLANES).unwrap();
+                let both = [Layout::Q4K, Layout::Q6K];
+                let s = Shape::of(room, &both, &both, n, 19968, 2, MOST_PLANES).unwrap();
                 assert_eq!(s.blocks, 2, "{processors} multiprocessors, {n} rows: {s:?}");
             }
         }
@@ -344,7 +348,8 @@ mod tests {
     #[test]
     fn few_rows_leave_multiprocessors_to_small_kernels() {
         let blocks = |room, n| {
-            let shape = Shape::of(room, &[Layout::Q4K], n, 6656, 2496, MOST_PLANES).unwrap();
+            let one = [Layout::Q4K];
+            let shape = Shape::of(room, &one, &one, n, 6656, 2496, MOST_PLANES).unwrap();
             shape.blocks * shape.slices
         };
         // Three blocks a multiprocessor for two rows; for 8 and 16 two slices of 65.
@@ -355,9 +360,10 @@ mod tests {
 
     #[test]
     fn one_row_is_not_sliced_on_a_large_card() {
-        let s = Shape::of(Card::h200().room, &[Layout::Q4K], 1, 19968, 416, MOST_PLANES).unwrap();
+        let one = [Layout::Q4K];
+        let s = Shape::of(Card::h200().room, &one, &one, 1, 19968, 416, MOST_PLANES).unwrap();
         assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 262));
-        let s = Shape::of(Card::h200().room, &[Layout::Q4K], 1, 6656, 544, MOST_PLANES).unwrap();
+        let s = Shape::of(Card::h200().room, &one, &one, 1, 6656, 544, MOST_PLANES).unwrap();
         assert_eq!((s.columns, s.slices, s.blocks), (1, 1, 393));
     }
 }

@@ -7,7 +7,7 @@ use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
 use crate::product::{ALONE, HEAD_PLANES, MOST_NARROW, MOST_PLANES, SUM_PLANES};
-use crate::weights::{Matrix, TILE_ROWS, Weights};
+use crate::weights::{Layout, Matrix, TILE_ROWS, Weights, products};
 use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -92,6 +92,8 @@ pub(crate) struct Compiler<'a> {
     pub kv: &'a Kv,
     pub buffers: &'a Buffers,
     pub key: Key,
+    /// Layouts of each program of kernels/project.cu.
+    pub programs: Vec<Vec<Layout>>,
     /// What the launches so far left.
     left: HashMap<Buf, Left>,
     pub(crate) nodes: Vec<Node>,
@@ -108,7 +110,8 @@ impl<'a> Compiler<'a> {
         buffers: &'a Buffers,
         key: Key,
     ) -> Self {
-        Compiler { card, model, weights, kv, buffers, key, left: HashMap::new(), nodes: vec![], slot: 0 }
+        let (programs, left) = (products(model), HashMap::new());
+        Compiler { card, model, weights, kv, buffers, key, programs, left, nodes: vec![], slot: 0 }
     }
 
     fn large(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The programs that a model needs on a card, for NVRTC: which files, with what defined before them, and their kernels.
 
 use crate::chain;
-use crate::few::product_name;
+use crate::few::{product_name, serves};
 use crate::kv::suffix;
 use crate::product::{Crew, Room, crew, team};
 use crate::stream::has_kernel;
@@ -90,6 +90,7 @@ pub(crate) fn sources(
         return strict::PROGRAMS.iter().chain(&COMMON[..1]).map(whole).chain(packs).collect();
     }
     let variants = products.iter().flat_map(|layouts| [1, 2, 4, 8, 16].map(|columns| (layouts, columns)));
+    let variants = variants.filter(|(layouts, columns)| serves(products, layouts, *columns));
     let programs = variants.map(|(layouts, columns)| {
         let name = product_name(layouts, columns);
         let mut kernels = vec![("project", name.clone())];
