@@ -169,3 +169,32 @@ fn bands_change_nothing() {
         }
     }
 }
+
+/// Past the caches or not, where columns stand on lines of the cache and where they don't: the same results.
+#[test]
+fn results_past_the_caches_are_the_same() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for rows in [64usize, 50] {
+            let tile = Tile { first: 1, used: 4, width: 5, before: 0 };
+            let panels: Vec<Out> = (0..4)
+                .map(|p| std::array::from_fn(|c| std::array::from_fn(|r| (1 + p * 256 + c * 16 + r) as f32)))
+                .collect();
+            let stored = |past: bool| {
+                let mut lines = vec![Line([0; 64]); (5 * rows).div_ceil(16)];
+                let all = view_mut::<f32, Line>(&mut lines);
+                let out = &SharedMut::new(all);
+                for (panel, results) in [(0, &panels[..3]), (3, &panels[3..])] {
+                    dispatch(isa, Store { rows, panel, tile: &tile, results, out, past });
+                }
+                all[..5 * rows].to_vec()
+            };
+            let results = stored(true);
+            assert_eq!(results, stored(false), "{isa}, {rows} rows");
+            for (i, v) in results.iter().enumerate() {
+                let (column, row) = (i / rows, i % rows);
+                let want = if column == 0 { 0.0 } else { panels[row / 16][column - 1][row % 16] };
+                assert_eq!(*v, want, "{isa}, column {column}, row {row}");
+            }
+        }
+    }
+}
