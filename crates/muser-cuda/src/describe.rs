@@ -92,7 +92,7 @@ fn route(group: &[Node], lane: Lane) -> Route {
             starts("chain"),
             "chain: a layer's products, norms and SiLU behind attention in one launch",
             format!(
-                "one or two rows, matrices of at most two layouts, {CHAIN_ROOM} KB of shared memory beside activations ({CHAIN_ROOM_TWO} KB for two rows, quants of at most 6 bits)"
+                "one or two rows, matrices of at most two layouts, {CHAIN_ROOM} KB of shared memory beside activations (two rows: {CHAIN_ROOM_TWO} KB, no quants of 8 bits)"
             ),
         ),
         (
