@@ -182,8 +182,9 @@ impl Measuring<'_> {
         })
     }
 
-    /// Seconds of one step of a group.
-    fn group(&mut self, size: usize) -> Result<f64> {
+    /// A step of a group. Steps of one row take turns with it: a machine whose memory changes its speed from one moment to the next would
+    /// make any ratio of two figures that were taken one after the other.
+    fn group(&mut self, size: usize) -> Result<Group> {
         let depth = self.args.depth;
         if size > self.device.info().max_rows {
             bail!("a group of {size} does not fit a pass of {}; raise --chunk", self.device.info().max_rows);
@@ -193,19 +194,28 @@ impl Measuring<'_> {
             seqs.push(fill(self.device, self.opened, depth + self.args.decode + 1, depth)?);
         }
         let count = self.args.decode.clamp(1, 16);
+        let mut ratios = vec![];
         let seconds = self.repeat(|m| {
-            let mut seconds = 0.0;
+            let (mut seconds, mut one) = (0.0, 0.0);
             for i in 0..count {
+                if m.args.decode > 0 {
+                    let mut row = m.rows(seqs[0], depth + i, 1);
+                    row[0].logits = true;
+                    one += m.pass(Pass::Target, &row)?;
+                }
                 let mut rows: Vec<Row> = seqs.iter().flat_map(|seq| m.rows(*seq, depth + i, 1)).collect();
                 for (feature, row) in rows.iter_mut().enumerate() {
                     (row.logits, row.feature) = (true, feature as u32);
                 }
                 seconds += m.pass(Pass::Target, &rows)?;
             }
+            ratios.push(seconds / one);
             Ok(seconds / count as f64)
         })?;
         seqs.into_iter().for_each(|seq| self.device.close(seq));
-        Ok(seconds)
+        // The first repetition warms up.
+        ratios.remove(0);
+        Ok(Group { seconds, of_one: (self.args.decode > 0).then(|| median(ratios)) })
     }
 
     /// A whole block: drafted, verified, injected.
@@ -226,6 +236,12 @@ impl Measuring<'_> {
     }
 }
 
+/// Seconds of a step of a group, and how many steps of one row that is.
+struct Group {
+    seconds: f64,
+    of_one: Option<f64>,
+}
+
 struct Report<'a> {
     args: &'a Bench,
     model: String,
@@ -235,7 +251,7 @@ struct Report<'a> {
     limits: Limits,
     prefill: Option<f64>,
     decode: Option<f64>,
-    groups: Vec<f64>,
+    groups: Vec<Group>,
     drafting: Option<Drafting>,
     prefill_rows: usize,
     prefill_cost: Cost,
@@ -256,18 +272,18 @@ impl Report<'_> {
         self.decode.map(|s| self.decode_cost.memory_bytes() as f64 / s)
     }
 
-    fn group(&self, size: u16, seconds: f64) -> Json {
+    fn group(size: u16, group: &Group) -> Json {
         json!({
             "size": size,
-            "step_ms": seconds * 1e3,
-            "tok_s": f64::from(size) / seconds,
-            "steps_of_one": self.decode.map(|one| seconds / one),
+            "step_ms": group.seconds * 1e3,
+            "tok_s": f64::from(size) / group.seconds,
+            "steps_of_one": group.of_one,
         })
     }
 
     fn json(&self) -> Json {
         let groups: Vec<Json> =
-            self.args.groups.iter().zip(&self.groups).map(|(n, s)| self.group(*n, *s)).collect();
+            self.args.groups.iter().zip(&self.groups).map(|(n, group)| Self::group(*n, group)).collect();
         let drafting = self.drafting.as_ref().map(|d| {
             json!({
                 "rows": d.rows,
@@ -330,18 +346,17 @@ impl Report<'_> {
                 format!("{:.1} GB/s, {:.0} %", rate / 1e9, 100.0 * rate / limits.bytes_per_second),
             ]);
         }
-        let of_one = |seconds: f64| {
-            self.decode.map_or(String::new(), |one| format!("{:.2} steps of one", seconds / one))
-        };
-        for (size, seconds) in self.args.groups.iter().zip(&self.groups) {
-            let tok_s = format!("{:.1}", f64::from(*size) / seconds);
-            table.row([format!("group of {size}"), tok_s, output::seconds(*seconds), of_one(*seconds)]);
+        let steps =
+            |ratio: Option<f64>| ratio.map_or(String::new(), |steps| format!("{steps:.2} steps of one"));
+        for (size, group) in self.args.groups.iter().zip(&self.groups) {
+            let (time, tok_s) = (output::seconds(group.seconds), f64::from(*size) / group.seconds);
+            table.row([format!("group of {size}"), format!("{tok_s:.1}"), time, steps(group.of_one)]);
         }
         if let Some(d) = &self.drafting {
             let cycle = d.draft + d.verify + d.inject;
             let parts = format!(
                 "{} (draft {}, verify {}, inject {})",
-                of_one(cycle),
+                steps(self.decode.map(|one| cycle / one)),
                 output::seconds(d.draft),
                 output::seconds(d.verify),
                 output::seconds(d.inject)
