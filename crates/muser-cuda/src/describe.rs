@@ -199,6 +199,11 @@ mod tests {
                 let nodes = compile(&d.card, &model, &d.weights, &d.kv, &d.buffers, d.lane, key).unwrap();
                 launched.extend(nodes.into_iter().map(|node| node.name));
             }
+            // The head of two rows of which one asks is a product of its own, by the program for its layout alone.
+            let key = key(d.lane, d.even, Pass::Target, 2, 1, 9000);
+            let nodes = compile(&d.card, &model, &d.weights, &d.kv, &d.buffers, d.lane, key).unwrap();
+            let head = nodes.iter().rfind(|node| node.name.starts_with("project")).unwrap();
+            assert!(mix != QuantMix::Q4KM || even || head.name == "project_q6_k_1", "{}", head.name);
             let missing: Vec<_> =
                 launched.difference(&compiled).filter(|name| !name.starts_with("gemm")).collect();
             assert!(missing.is_empty(), "{mix:?}: {missing:?}");

@@ -56,7 +56,8 @@ impl Compiler<'_> {
             let program = self
                 .programs
                 .iter()
-                .find(|p| together.iter().all(|l| p.contains(l)) && serves(&self.programs, p, columns))
+                .filter(|p| together.iter().all(|l| p.contains(l)) && serves(&self.programs, p, columns))
+                .min_by_key(|p| p.len())
                 .cloned()
                 .unwrap_or_else(|| together.clone());
             let shape = Shape::of(self.card.room, &program, &together, columns, cols, tiles, most);

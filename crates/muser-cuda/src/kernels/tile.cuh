@@ -131,7 +131,8 @@ struct Factors {
 
 // A tile (or part `part` of one) at address u against the activations of its columns.
 // x: per 256 columns [half][step][t] 8 halves, from the lane's first on. Where sums are scaled, acc[0] are they, and acc[1] what
-// minima leave. `freed` is called once the tile was read, so that its place can be filled while it is multiplied.
+// minima leave. `freed` is called once the tile was read, so that its place can be filled while it is multiplied; in groups, whose rings are longer, at
+// the end.
 template <int LAYOUT, typename Freed>
 __device__ __forceinline__ void consume(float acc[2 * NT][4], u32 u, const u32 x[NT], const u32 sums[NT], int part, const Lane& l, const Freed& freed) {
     if (LAYOUT == F16) {
