@@ -204,6 +204,13 @@ mod tests {
             let nodes = compile(&d.card, &model, &d.weights, &d.kv, &d.buffers, d.lane, key).unwrap();
             let head = nodes.iter().rfind(|node| node.name.starts_with("project")).unwrap();
             assert!(mix != QuantMix::Q4KM || even || head.name == "project_q6_k_1", "{}", head.name);
+            // One and two rows are chains where rings have room.
+            for (kernel, chained) in
+                [("chain_q4_k_q6_k_1", true), ("chain_q4_k_q6_k_2", true), ("chain_q8_0_2", false)]
+            {
+                let expected = chained && mix == QuantMix::Q4KM && !even;
+                assert_eq!(launched.contains(kernel), expected, "{mix:?}, {even}: {kernel}");
+            }
             let missing: Vec<_> =
                 launched.difference(&compiled).filter(|name| !name.starts_with("gemm")).collect();
             assert!(missing.is_empty(), "{mix:?}: {missing:?}");
