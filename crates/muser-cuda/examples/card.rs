@@ -11,7 +11,8 @@ use muser_core::compare::first_difference;
 use muser_core::model::{QuantMix, Synthetic, Weights, muse_glimmer_30b, muse_glimmer_30b_drafter, open};
 use muser_core::receipt::receipt;
 use muser_core::{
-    Buf, Device, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId, Slot, TensorView,
+    Buf, Device, DeviceError, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId,
+    Slot, TensorView,
 };
 use muser_cpu::{CpuDevice, CpuOptions};
 use muser_cuda::{CudaDevice, CudaOptions};
@@ -577,6 +578,18 @@ fn load(
 
 /// Median time of a pass and its greedy choices.
 fn time(device: &mut CudaDevice, name: &str, batch: &[Row], pass: Pass, repeats: usize) {
+    let greedy = &mut |device: &mut CudaDevice| device.best().map(|_| ());
+    time_with(device, name, batch, (pass, repeats), greedy);
+}
+
+/// The same with what `answer` asks for.
+fn time_with(
+    device: &mut CudaDevice,
+    name: &str,
+    batch: &[Row],
+    (pass, repeats): (Pass, usize),
+    answer: &mut dyn FnMut(&mut CudaDevice) -> Result<(), DeviceError>,
+) {
     let mut times = vec![];
     for _ in 0..repeats + 2 {
         let start = Instant::now();
@@ -584,7 +597,7 @@ fn time(device: &mut CudaDevice, name: &str, batch: &[Row], pass: Pass, repeats:
         if pass == Pass::Inject {
             device.run(Pass::Target, &batch[..1], None).unwrap();
         }
-        device.best().unwrap();
+        answer(device).unwrap();
         times.push(start.elapsed().as_secs_f64());
     }
     times.sort_by(f64::total_cmp);
@@ -640,6 +653,12 @@ fn passes(device: &mut CudaDevice) {
     for n in [2usize, 4, 5, 8, 16] {
         let batch = rows(seq, 100, &vec![33; n], true);
         time(device, &format!("{n} rows"), &batch, Pass::Target, 20);
+    }
+    // What sampling reads.
+    for n in [1, 16] {
+        let batch = rows(seq, 100, &vec![33; n], true);
+        let all = &mut |device: &mut CudaDevice| (0..n).try_for_each(|i| device.logits(i).map(|_| ()));
+        time_with(device, &format!("{n} rows, all logits read"), &batch, (Pass::Target, 20), all);
     }
     device.close(seq);
 }

@@ -16,9 +16,6 @@ pub(crate) const ROW_BYTES: usize = 32;
 /// Launches whose blocks are numbered, until numbers are used again.
 pub(crate) const TICKETS: usize = 1024;
 
-/// Parts of a row of logits, of each of which the largest is found.
-pub(crate) const BEST_PARTS: usize = 8;
-
 /// An activation as f32 and f16, and as a group of rows leaves it.
 pub(crate) struct Act {
     f: Memory,
@@ -69,7 +66,6 @@ pub(crate) struct Buffers {
     pub picked: Act,
     pub logits: Memory,
     pub logit_rows: usize,
-    pub best: Memory,
     /// What blocks found of rows whose keys are split.
     pub partial: Memory,
     /// Planes of the head's logits.
@@ -202,7 +198,6 @@ impl Buffers {
             picked: Act::new(gpu, floats, rows, features.max(width(Buf::H)))?,
             logits: alloc(SMALL * width(Buf::Logits) * 4)?,
             logit_rows: SMALL,
-            best: alloc(rows * BEST_PARTS * 8)?,
             partial: alloc(parts * PART_BYTES)?,
             head: alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
             tickets: alloc(TICKETS * 4)?,

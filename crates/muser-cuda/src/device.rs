@@ -2,13 +2,13 @@
 
 mod observe;
 
-use crate::buffers::{BEST_PARTS, Buffers};
+use crate::answers::Answers;
+use crate::buffers::Buffers;
 use crate::chain::{self, Lease};
 use crate::describe;
 use crate::fit::{self, Need};
 use crate::gpu::{Card, Gpu, failed};
 use crate::kv::{Kv, SPARED};
-use crate::launch::Args;
 use crate::program::{Compiler, Key, Node, SMALL, Work, parts};
 use crate::strict;
 use crate::weights::{self, Weights};
@@ -81,7 +81,7 @@ pub struct CudaDevice {
     options: CudaOptions,
     max_rows: usize,
     asked: usize,
-    host: Vec<f32>,
+    answers: Answers,
     _lease: Option<Lease>,
 }
 
@@ -137,6 +137,7 @@ impl CudaDevice {
         let weights = Weights::load(&gpu, &model, options.lane, progress)?;
         let even = options.batch_invariant;
         let mut buffers = Buffers::new(Some(&gpu), &model, options.lane, max_rows, parts(&model, even))?;
+        let answers = Answers::new(&gpu, max_rows, model.geometry().vocab)?;
         let lease = chained.and_then(|_| Lease::take(options.index));
         if lease.is_none() {
             buffers.counters = None;
@@ -155,7 +156,7 @@ impl CudaDevice {
             options: options.clone(),
             max_rows,
             asked: 0,
-            host: vec![],
+            answers,
             _lease: lease,
         })
     }
@@ -315,6 +316,7 @@ impl Device for CudaDevice {
         self.prepare(key)?;
         if pass != Pass::Inject {
             self.asked = asked;
+            self.answers.forget();
         }
         if let Some(observer) = observer {
             return self.observe(key, rows.len(), observer);
@@ -336,33 +338,14 @@ impl Device for CudaDevice {
                 why: "did not ask for logits in the last pass".into(),
             });
         }
-        let n = self.model.geometry().vocab;
-        let mut bytes = vec![0u8; n * 4];
-        self.gpu.download(&self.buffers.logits, index * n * 4, &mut bytes)?;
-        self.host = bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
-        Ok(&self.host)
+        self.answers.row(&self.gpu, &self.buffers.logits, index)
     }
 
     fn best(&mut self) -> Result<Vec<u32>, DeviceError> {
-        let (rows, vocab) = (self.asked, self.model.geometry().vocab);
-        if rows == 0 {
+        if self.asked == 0 {
             return Ok(vec![]);
         }
-        let args = Args::default().ptr(self.buffers.logits.ptr).int(vocab).ptr(self.buffers.best.ptr);
-        let grid = (rows as u32, BEST_PARTS as u32, 1);
-        self.gpu.launch(self.gpu.kernel("argmax")?, grid, 1024, 0, &args.0)?;
-        let mut bytes = vec![0u8; rows * BEST_PARTS * 8];
-        self.gpu.download(&self.buffers.best, 0, &mut bytes)?;
-        let word = |c: &[u8]| u32::from_le_bytes([c[0], c[1], c[2], c[3]]);
-        let part = |c: &[u8]| (f32::from_bits(word(&c[..4])), word(&c[4..]));
-        // Of equal parts the first has the lowest index.
-        let largest = |row: &[u8]| {
-            row.chunks_exact(8)
-                .map(part)
-                .reduce(|a, b| if b.0 > a.0 { b } else { a })
-                .map_or(0, |best| best.1)
-        };
-        Ok(bytes.chunks_exact(BEST_PARTS * 8).map(largest).collect())
+        self.answers.best(&self.gpu, &self.buffers.logits, self.asked)
     }
 
     fn limits(&mut self, _pass: Pass) -> Result<Vec<(usize, Option<Limits>)>, DeviceError> {

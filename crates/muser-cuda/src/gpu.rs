@@ -7,8 +7,8 @@ use crate::sources::{HEADERS, Source, sources};
 use crate::weights::Layout;
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, PinnedHostSlice,
-    result, sys,
+    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr,
+    PinnedHostSlice, ValidAsZeroBits, result, sys,
 };
 use cudarc::nvrtc::Ptx;
 use muser_core::DeviceError;
@@ -61,6 +61,24 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         // A copy may still read it; an error shows at the next call.
         let _ = self.sent.synchronize();
+    }
+}
+
+/// Page-locked memory that copies fill, or kernels by its address. It is read once the stream was waited for.
+pub(crate) struct Received<T>(PinnedHostSlice<T>);
+
+impl<T: ValidAsZeroBits> Received<T> {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// For kernels: cards see such memory at its own address.
+    pub fn address(&self) -> Result<u64, DeviceError> {
+        Ok(self.0.as_ptr().map_err(failed("use page-locked memory"))? as u64)
+    }
+
+    pub fn read(&self) -> Result<&[T], DeviceError> {
+        self.0.as_slice().map_err(failed("read page-locked memory"))
     }
 }
 
@@ -273,6 +291,23 @@ impl Gpu {
         let memory = unsafe { self.context.alloc_pinned_with_flags(bytes, 0) };
         let sent = self.context.new_event(None).map_err(failed("create an event"))?;
         Ok(Pinned { memory: memory.map_err(failed("lock pages of memory"))?, sent })
+    }
+
+    /// Page-locked memory for `len` words to come from the card.
+    pub fn received<T: DeviceRepr>(&self, len: usize) -> Result<Received<T>, DeviceError> {
+        // SAFETY: words of any bits are valid, and what was not written is not used.
+        let memory = unsafe { self.context.alloc_pinned_with_flags(len, 0) };
+        memory.map(Received).map_err(failed("lock pages of memory"))
+    }
+
+    /// Fills it from offset `at` on and waits.
+    pub fn receive(&self, from: &Memory, at: usize, to: &mut Received<f32>) -> Result<(), DeviceError> {
+        let address = from.bytes()?.slice(at..at + to.0.num_bytes()).device_ptr(&self.stream).0;
+        let words = to.0.as_mut_slice().map_err(failed("write page-locked memory"))?;
+        // SAFETY: the slice above was as long, and `to` is borrowed until the copy is done.
+        unsafe { result::memcpy_dtoh_async(words, address, self.stream.cu_stream()) }
+            .map_err(failed("copy from the card"))?;
+        self.synchronize()
     }
 
     /// Submits a copy of the first `bytes` of a page-locked buffer.

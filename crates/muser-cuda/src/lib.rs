@@ -3,6 +3,7 @@
 //! Driver, NVRTC and cuBLAS are loaded when a card is opened, so a binary with this crate runs without them. Kernels are
 //! the .cu files under kernels/; NVRTC compiles them for the card at the first start.
 
+mod answers;
 mod buffers;
 mod chain;
 mod describe;
