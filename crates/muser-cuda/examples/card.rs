@@ -10,6 +10,7 @@
 use muser_core::compare::first_difference;
 use muser_core::model::{QuantMix, Synthetic, Weights, muse_glimmer_30b, muse_glimmer_30b_drafter, open};
 use muser_core::receipt::receipt;
+use muser_core::sample::{Sampler, SamplerOptions};
 use muser_core::{
     Buf, Device, DeviceError, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId,
     Slot, TensorView,
@@ -654,11 +655,13 @@ fn passes(device: &mut CudaDevice) {
         let batch = rows(seq, 100, &vec![33; n], true);
         time(device, &format!("{n} rows"), &batch, Pass::Target, 20);
     }
-    // What sampling reads.
-    for n in [1, 16] {
+    let mut sampler = Sampler::new(SamplerOptions::default(), device.logits(0).unwrap().len()).unwrap();
+    for n in [1, 4, 16] {
         let batch = rows(seq, 100, &vec![33; n], true);
-        let all = &mut |device: &mut CudaDevice| (0..n).try_for_each(|i| device.logits(i).map(|_| ()));
-        time_with(device, &format!("{n} rows, all logits read"), &batch, (Pass::Target, 20), all);
+        let sampled = &mut |device: &mut CudaDevice| {
+            (0..n).try_for_each(|i| device.logits(i).map(|row| drop(sampler.sample(row, None))))
+        };
+        time_with(device, &format!("{n} rows, sampled"), &batch, (Pass::Target, 20), sampled);
     }
     device.close(seq);
 }

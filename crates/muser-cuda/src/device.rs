@@ -338,7 +338,7 @@ impl Device for CudaDevice {
                 why: "did not ask for logits in the last pass".into(),
             });
         }
-        self.answers.row(&self.gpu, &self.buffers.logits, index)
+        self.answers.row(&self.gpu, &self.buffers.logits, index, self.asked)
     }
 
     fn best(&mut self) -> Result<Vec<u32>, DeviceError> {

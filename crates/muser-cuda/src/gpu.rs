@@ -64,21 +64,33 @@ impl Drop for Pinned {
     }
 }
 
-/// Page-locked memory that copies fill, or kernels by its address. It is read once the stream was waited for.
-pub(crate) struct Received<T>(PinnedHostSlice<T>);
+/// Page-locked memory that copies fill, or kernels by its address, and when that is done.
+pub(crate) struct Received<T> {
+    memory: PinnedHostSlice<T>,
+    filled: CudaEvent,
+}
 
 impl<T: ValidAsZeroBits> Received<T> {
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.memory.len()
     }
 
     /// For kernels: cards see such memory at its own address.
     pub fn address(&self) -> Result<u64, DeviceError> {
-        Ok(self.0.as_ptr().map_err(failed("use page-locked memory"))? as u64)
+        Ok(self.memory.as_ptr().map_err(failed("use page-locked memory"))? as u64)
     }
 
+    /// Waits until it is filled.
     pub fn read(&self) -> Result<&[T], DeviceError> {
-        self.0.as_slice().map_err(failed("read page-locked memory"))
+        self.filled.synchronize().map_err(failed("wait for the card"))?;
+        self.memory.as_slice().map_err(failed("read page-locked memory"))
+    }
+}
+
+impl<T> Drop for Received<T> {
+    fn drop(&mut self) {
+        // The card may still write it; an error shows at the next call.
+        let _ = self.filled.synchronize();
     }
 }
 
@@ -297,17 +309,23 @@ impl Gpu {
     pub fn received<T: DeviceRepr>(&self, len: usize) -> Result<Received<T>, DeviceError> {
         // SAFETY: words of any bits are valid, and what was not written is not used.
         let memory = unsafe { self.context.alloc_pinned_with_flags(len, 0) };
-        memory.map(Received).map_err(failed("lock pages of memory"))
+        let filled = self.context.new_event(None).map_err(failed("create an event"))?;
+        Ok(Received { memory: memory.map_err(failed("lock pages of memory"))?, filled })
     }
 
-    /// Fills it from offset `at` on and waits.
+    /// Submits a copy that fills it, from offset `at` on.
     pub fn receive(&self, from: &Memory, at: usize, to: &mut Received<f32>) -> Result<(), DeviceError> {
-        let address = from.bytes()?.slice(at..at + to.0.num_bytes()).device_ptr(&self.stream).0;
-        let words = to.0.as_mut_slice().map_err(failed("write page-locked memory"))?;
-        // SAFETY: the slice above was as long, and `to` is borrowed until the copy is done.
+        let address = from.bytes()?.slice(at..at + to.memory.num_bytes()).device_ptr(&self.stream).0;
+        let words = to.memory.as_mut_slice().map_err(failed("write page-locked memory"))?;
+        // SAFETY: the slice above was as long; who reads or frees the memory waits for the event that follows the copy.
         unsafe { result::memcpy_dtoh_async(words, address, self.stream.cu_stream()) }
             .map_err(failed("copy from the card"))?;
-        self.synchronize()
+        self.fills(to)
+    }
+
+    /// Notes that it is filled when what was submitted is done.
+    pub fn fills<T>(&self, to: &Received<T>) -> Result<(), DeviceError> {
+        to.filled.record(&self.stream).map_err(failed("record an event"))
     }
 
     /// Submits a copy of the first `bytes` of a page-locked buffer.
