@@ -19,6 +19,7 @@ mod mask;
 mod options;
 mod penalty;
 mod rng;
+mod scan;
 
 pub use chain::{Distribution, ORDER};
 pub use logprobs::{Logprobs, MAX_LOGPROBS, TokenLogprob};
@@ -154,7 +155,7 @@ impl Sampler {
         if token as usize >= self.vocab {
             return Err(SampleError::NoSuchToken { token, vocab: self.vocab });
         }
-        chain::check_logits(logits, self.vocab)?;
+        chain::read(logits, self.vocab, &mut vec![])?;
         Ok(self.with_logprobs(token, logits))
     }
 

@@ -2,6 +2,7 @@
 
 use super::filter::{self, Candidate};
 use super::penalty::{self, History};
+use super::scan::Row;
 use super::{SampleError, SamplerOptions, TokenMask};
 
 /// The stages of sampling in their order, each with what switches it off.
@@ -20,6 +21,7 @@ pub const ORDER: [(&str, &str); 8] = [
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     logits: Vec<f32>,
+    largest: Vec<f32>,
     candidates: Vec<Candidate>,
     selection: Vec<Candidate>,
 }
@@ -31,14 +33,18 @@ impl Clone for Scratch {
     }
 }
 
-/// Refuses rows of another vocabulary and values that are not finite.
-pub(super) fn check_logits(logits: &[f32], vocab: usize) -> Result<(), SampleError> {
+/// Reads a row; refuses one of another vocabulary, and values that are not finite.
+pub(super) fn read<'a>(
+    logits: &'a [f32],
+    vocab: usize,
+    largest: &'a mut Vec<f32>,
+) -> Result<Row<'a>, SampleError> {
     if logits.len() != vocab {
         return Err(SampleError::Length { what: "a row of logits", got: logits.len(), vocab });
     }
-    let finite = |block: &[f32]| block.iter().fold(true, |all, x| all & x.is_finite());
-    if logits.chunks(1024).all(finite) {
-        return Ok(());
+    let (row, finite) = Row::read(logits, largest);
+    if finite {
+        return Ok(row);
     }
     let token = logits.iter().position(|x| !x.is_finite()).unwrap_or(0);
     Err(SampleError::NotFinite { token: token as u32, value: logits[token] })
@@ -53,27 +59,22 @@ impl Scratch {
         logits: &[f32],
         mask: Option<&TokenMask>,
     ) -> Result<Distribution<'_>, SampleError> {
-        check_logits(logits, vocab)?;
+        let mut row = read(logits, vocab, &mut self.largest)?;
         if let Some(mask) = mask.filter(|mask| mask.vocab() != vocab) {
             return Err(SampleError::Length { what: "the grammar's mask", got: mask.vocab(), vocab });
         }
-        let mut logits = logits;
         if penalty::adjusts(options, history) {
             self.logits.clear();
             self.logits.extend_from_slice(logits);
             penalty::adjust(options, history, &mut self.logits);
-            logits = &self.logits;
+            // A bias may be minus infinity.
+            row = Row::read(&self.logits, &mut self.largest).0;
         }
         let candidates = &mut self.candidates;
         if options.temperature == 0.0 {
-            candidates.clear();
-            filter::scan(logits, mask, |token, logit| {
-                candidates.clear();
-                candidates.push(Candidate { token, logit, weight: filter::UNIT });
-                logit
-            });
+            filter::best(row, mask, candidates);
         } else {
-            filter::top_k(logits, mask, options.top_k as usize, candidates);
+            filter::top_k(row, mask, options.top_k as usize, candidates);
             if options.typical_p < 1.0 {
                 filter::typical(candidates, &mut self.selection, options.typical_p);
             }

@@ -1,6 +1,7 @@
 //! The stages that select among tokens, each linear in the number of candidates.
 
 use super::TokenMask;
+use super::scan::Row;
 use std::cmp::Ordering;
 
 /// A token that may still be chosen. Candidates stand in the order of their ids between stages.
@@ -22,41 +23,11 @@ pub(super) fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
 }
 
-/// Shows `take` the allowed tokens whose logit is above the floor, in order of their ids; what it returns is the new floor.
-/// Blocks below the floor cost one comparison of their maximum.
-pub(super) fn scan(logits: &[f32], mask: Option<&TokenMask>, mut take: impl FnMut(u32, f32) -> f32) {
-    const BLOCK: usize = 32;
-    let mut floor = f32::NEG_INFINITY;
-    for (i, block) in logits.chunks(BLOCK).enumerate() {
-        let word = mask.map_or(u32::MAX, |mask| mask.word(i));
-        if word == 0 || largest(block) <= floor {
-            continue;
-        }
-        for (j, logit) in block.iter().enumerate() {
-            if *logit > floor && word >> j & 1 == 1 {
-                floor = take((i * BLOCK + j) as u32, *logit);
-            }
-        }
-    }
-}
-
-/// Largest value; eight running maxima let the compiler use vectors.
-fn largest(block: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 8];
-    let (eights, rest) = block.as_chunks::<8>();
-    for eight in eights {
-        for (lane, x) in lanes.iter_mut().zip(eight) {
-            *lane = if *x > *lane { *x } else { *lane };
-        }
-    }
-    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
-}
-
 /// Collects the `k` largest logits, all if `k` is 0. `out` is left in order of ids.
-pub(super) fn top_k(logits: &[f32], mask: Option<&TokenMask>, k: usize, out: &mut Vec<Candidate>) {
+pub(super) fn top_k(row: Row<'_>, mask: Option<&TokenMask>, k: usize, out: &mut Vec<Candidate>) {
     out.clear();
-    if k == 0 || k >= logits.len() {
-        scan(logits, mask, |token, logit| {
+    if k == 0 || k >= row.len() {
+        row.above(mask, f32::NEG_INFINITY, |token, logit| {
             out.push(Candidate { token, logit, weight: 0 });
             f32::NEG_INFINITY
         });
@@ -64,8 +35,8 @@ pub(super) fn top_k(logits: &[f32], mask: Option<&TokenMask>, k: usize, out: &mu
     }
     // A buffer of a few times k is cut to k whenever it is full: each cut is paid for by the tokens since the last one.
     let room = 4 * k.max(64);
-    let mut floor = f32::NEG_INFINITY;
-    scan(logits, mask, |token, logit| {
+    let mut floor = if mask.is_none() { row.below(k) } else { f32::NEG_INFINITY };
+    row.above(mask, floor, |token, logit| {
         out.push(Candidate { token, logit, weight: 0 });
         if out.len() == room {
             floor = out.select_nth_unstable_by(k - 1, by_rank).1.logit;
@@ -78,6 +49,17 @@ pub(super) fn top_k(logits: &[f32], mask: Option<&TokenMask>, k: usize, out: &mu
         out.truncate(k);
     }
     out.sort_unstable_by_key(|candidate| candidate.token);
+}
+
+/// The largest logit, of equal ones the first.
+pub(super) fn best(row: Row<'_>, mask: Option<&TokenMask>, out: &mut Vec<Candidate>) {
+    out.clear();
+    let floor = if mask.is_none() { row.below(1) } else { f32::NEG_INFINITY };
+    row.above(mask, floor, |token, logit| {
+        out.clear();
+        out.push(Candidate { token, logit, weight: UNIT });
+        logit
+    });
 }
 
 /// Sets the weights at a temperature.
@@ -215,9 +197,13 @@ mod tests {
         proptest::collection::vec((-40i32..40).prop_map(|x| x as f32 * 0.25), 1..700)
     }
 
+    fn row<'a>(logits: &'a [f32], largest: &'a mut Vec<f32>) -> Row<'a> {
+        Row::read(logits, largest).0
+    }
+
     fn sorted(logits: &[f32]) -> Vec<Candidate> {
-        let mut all = vec![];
-        top_k(logits, None, 0, &mut all);
+        let (mut all, mut largest) = (vec![], vec![]);
+        top_k(row(logits, &mut largest), None, 0, &mut all);
         weigh(&mut all, 1.0);
         all.sort_by(by_rank);
         all
@@ -233,12 +219,12 @@ mod tests {
         #[test]
         fn selection_equals_sorting(logits in logits(), k in 1usize..200, p in 0f32..1.0) {
             let all = sorted(&logits);
-            let mut kept = vec![];
-            top_k(&logits, None, k, &mut kept);
+            let (mut kept, mut largest) = (vec![], vec![]);
+            top_k(row(&logits, &mut largest), None, k, &mut kept);
             prop_assert!(kept.is_sorted_by_key(|c| c.token));
             prop_assert_eq!(ids(&kept), ids(&all[..k.min(all.len())]));
 
-            top_k(&logits, None, 0, &mut kept);
+            top_k(row(&logits, &mut largest), None, 0, &mut kept);
             top_p(&mut kept, &mut vec![], p);
             let wanted = f64::from(p) * mass(&all) as f64;
             let n = (1..=all.len()).find(|n| mass(&all[..*n]) as f64 >= wanted).unwrap_or(all.len());
@@ -246,12 +232,24 @@ mod tests {
             prop_assert_eq!(ids(&kept), ids(&all[..n]));
         }
 
+        /// Rows of many blocks, of few different values.
+        #[test]
+        fn long_rows_have_the_same_largest(seed in prop::collection::vec(-40i32..40, 64), n in 1usize..9000, k in 1usize..40) {
+            let logits: Vec<f32> = (0..n).map(|i| (seed[i * i % 61] + (i / 97) as i32 % 23) as f32 * 0.25).collect();
+            let all = sorted(&logits);
+            let (mut kept, mut largest) = (vec![], vec![]);
+            top_k(row(&logits, &mut largest), None, k, &mut kept);
+            prop_assert_eq!(ids(&kept), ids(&all[..k.min(n)]));
+            best(row(&logits, &mut largest), None, &mut kept);
+            prop_assert_eq!(ids(&kept), ids(&all[..1]));
+        }
+
         #[test]
         fn masked_tokens_are_never_seen(logits in logits(), words in proptest::collection::vec(any::<u32>(), 0..24)) {
             let mut mask = TokenMask::none(logits.len());
             mask.set_words(&words);
-            let mut seen = vec![];
-            top_k(&logits, Some(&mask), 0, &mut seen);
+            let (mut seen, mut largest) = (vec![], vec![]);
+            top_k(row(&logits, &mut largest), Some(&mask), 0, &mut seen);
             let allowed: Vec<u32> = (0..logits.len() as u32).filter(|t| mask.allows(*t)).collect();
             prop_assert_eq!(ids(&seen), allowed);
         }

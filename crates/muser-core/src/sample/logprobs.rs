@@ -2,6 +2,7 @@
 //! bias, penalties, masks and selection.
 
 use super::filter;
+use super::scan::Row;
 
 /// Most alternatives that are reported.
 pub const MAX_LOGPROBS: usize = 20;
@@ -27,8 +28,8 @@ pub struct Logprobs {
 impl Logprobs {
     /// `token` is in range and the logits are finite.
     pub(super) fn new(token: u32, top: usize, logits: &[f32]) -> Self {
-        let mut best = vec![];
-        filter::top_k(logits, None, top.max(1), &mut best);
+        let (mut best, mut largest) = (vec![], vec![]);
+        filter::top_k(Row::read(logits, &mut largest).0, None, top.max(1), &mut best);
         best.sort_unstable_by(filter::by_rank);
         let largest = best.first().map_or(0.0, |c| f64::from(c.logit));
         let sum: f64 = logits.iter().map(|x| filter::exp(f64::from(*x) - largest)).sum();
