@@ -7,13 +7,13 @@
 //! only its passes of many rows. `kv=q8_0` anywhere behind that keeps keys and values so. A comparison that fails ends with status 1.
 #![allow(clippy::unwrap_used)]
 
+mod speed;
+
 use muser_core::compare::first_difference;
-use muser_core::model::{QuantMix, Synthetic, Weights, muse_glimmer_30b, muse_glimmer_30b_drafter, open};
+use muser_core::model::{QuantMix, Synthetic, Weights, muse_glimmer_30b, open};
 use muser_core::receipt::receipt;
-use muser_core::sample::{Sampler, SamplerOptions};
 use muser_core::{
-    Buf, Device, DeviceError, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId,
-    Slot, TensorView,
+    Buf, Device, Geometry, KvType, Lane, Model, Net, Observer, Pass, Reference, Row, SeqId, Slot, TensorView,
 };
 use muser_cpu::{CpuDevice, CpuOptions};
 use muser_cuda::{CudaDevice, CudaOptions};
@@ -23,7 +23,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 fn main() {
     let (types, args): (Vec<String>, Vec<String>) = std::env::args().partition(|arg| arg == "kv=q8_0");
@@ -39,7 +38,7 @@ fn main() {
         Some("state") => state(kv),
         Some("split") => split(),
         Some("strict") => strict(args.get(2).map(String::as_str), &chunks(&[1, 7, 64, 512])),
-        Some("speed") => speed(
+        Some("speed") => speed::speed(
             args.get(2).map_or("q4_k_m", String::as_str),
             args.get(3).map_or(52, |n| n.parse().unwrap()),
             if args.get(4).is_some_and(|a| a == "strict") { Lane::Strict } else { Lane::Serving },
@@ -54,12 +53,12 @@ fn main() {
         Some("prefill") => {
             let layers = args.get(3).map_or(52, |n| n.parse().unwrap());
             let rows: Vec<usize> = args.iter().skip(4).map(|n| n.parse().unwrap()).collect();
-            let rows = if rows.is_empty() { PREFILL.to_vec() } else { rows };
+            let rows = if rows.is_empty() { speed::PREFILL.to_vec() } else { rows };
             let (model, mut device) =
-                load(args.get(2).map_or("q4_k_m", String::as_str), layers, Lane::Serving, kv, false);
+                speed::load(args.get(2).map_or("q4_k_m", String::as_str), layers, Lane::Serving, kv, false);
             let seq = device.open(131_072).unwrap();
-            prefill(&mut device, seq, &rows);
-            kernels(&model, &mut device, seq, &rows);
+            speed::prefill(&mut device, seq, &rows);
+            speed::kernels(&model, &mut device, seq, &rows);
         }
         _ => eprintln!(
             "card check [tokens [chunks]] | card state | card split | card strict [prompt [chunks]] | card even [quants] | \
@@ -522,183 +521,4 @@ fn tiny_geometry() -> Geometry {
 
 fn wide_geometry() -> Geometry {
     Geometry { hidden: 768, ff: 1280, ..tiny_geometry() }
-}
-
-struct Times {
-    seconds: BTreeMap<String, (usize, f64)>,
-    names: Vec<String>,
-}
-
-impl Observer for Times {
-    fn reads(&self) -> bool {
-        false
-    }
-    fn after(&mut self, steps: Range<usize>, seconds: f64, _: &mut dyn FnMut(Buf) -> Vec<f32>) {
-        let entry = self.seconds.entry(self.names[steps.start].clone()).or_default();
-        entry.0 += 1;
-        entry.1 += seconds;
-    }
-}
-
-/// The release's geometry with random weights, on the card; says how long that took.
-fn load(
-    quant: &str,
-    layers: usize,
-    lane: Lane,
-    kv: KvType,
-    batch_invariant: bool,
-) -> (Arc<Model>, CudaDevice) {
-    let mix = QuantMix::from_name(quant).unwrap();
-    let g = muse_glimmer_30b(layers);
-    let (dg, spec) = muse_glimmer_30b_drafter(layers);
-    let start = Instant::now();
-    let target = Synthetic::new(Net::Target, g.clone(), 0, mix, 1);
-    let drafter = Synthetic::new(Net::Draft, dg.clone(), spec.target_layers.len(), mix, 2);
-    let model = Arc::new(Model::new(g, Box::new(target), Some((dg, spec, Box::new(drafter)))).unwrap());
-    let bytes = model.weight_bytes() as f64;
-    println!("random weights: {:.1} s, {:.2} GB", start.elapsed().as_secs_f64(), bytes / 1e9);
-    let max_rows = Some(if lane == Lane::Strict { 64 } else { 2048 });
-    let options = CudaOptions { max_rows, lane, kv, batch_invariant, ..CudaOptions::default() };
-    let mut loaded = None;
-    for what in ["loaded", "loaded again, kernels cached,"] {
-        drop(loaded.take());
-        let start = Instant::now();
-        let (mut first, mut last) = (0.0, 0.0);
-        let mut progress = |_, _| {
-            last = start.elapsed().as_secs_f64();
-            if first == 0.0 {
-                first = last;
-            }
-        };
-        loaded = Some(CudaDevice::load(model.clone(), &options, &mut progress).unwrap());
-        println!(
-            "{what} in {:.2} s: {first:.2} s up to the first piece, {:.2} s up to the last ({:.1} GB/s)",
-            start.elapsed().as_secs_f64(),
-            last - first,
-            bytes / 1e9 / (last - first)
-        );
-    }
-    let device = loaded.unwrap();
-    println!("{}", device.info().name);
-    (model, device)
-}
-
-/// Median time of a pass and its greedy choices.
-fn time(device: &mut CudaDevice, name: &str, batch: &[Row], pass: Pass, repeats: usize) {
-    let greedy = &mut |device: &mut CudaDevice| device.best().map(|_| ());
-    time_with(device, name, batch, (pass, repeats), greedy);
-}
-
-/// The same with what `answer` asks for.
-fn time_with(
-    device: &mut CudaDevice,
-    name: &str,
-    batch: &[Row],
-    (pass, repeats): (Pass, usize),
-    answer: &mut dyn FnMut(&mut CudaDevice) -> Result<(), DeviceError>,
-) {
-    let mut times = vec![];
-    for _ in 0..repeats + 2 {
-        let start = Instant::now();
-        device.run(pass, batch, None).unwrap();
-        if pass == Pass::Inject {
-            device.run(Pass::Target, &batch[..1], None).unwrap();
-        }
-        answer(device).unwrap();
-        times.push(start.elapsed().as_secs_f64());
-    }
-    times.sort_by(f64::total_cmp);
-    let median = times[times.len() / 2];
-    println!("{name}: {:.3} ms, {:.1} tok/s", median * 1e3, batch.len() as f64 / median);
-}
-
-/// Passes of many rows: as long as the server's chunks, beside decoding and alone, and longer.
-const PREFILL: [usize; 5] = [64, 128, 256, 512, 2048];
-
-fn prefill(device: &mut CudaDevice, seq: SeqId, lengths: &[usize]) {
-    for n in lengths {
-        let tokens: Vec<u32> = (0..*n as u32).map(|i| i * 97 % 200_000).collect();
-        let mut batch = rows(seq, 0, &tokens, false);
-        batch[n - 1].logits = true;
-        time(device, &format!("prefill {n}"), &batch, Pass::Target, 5);
-    }
-}
-
-/// The time of each kind of step, one after another.
-fn kernels(model: &Model, device: &mut CudaDevice, seq: SeqId, lengths: &[usize]) {
-    for n in lengths {
-        let mut batch = rows(seq, 0, &vec![5; *n], false);
-        batch[n - 1].logits = true;
-        table(device, model, &batch);
-    }
-}
-
-/// Time of each kind of step in one pass.
-fn table(device: &mut CudaDevice, model: &Model, batch: &[Row]) {
-    let names = model.plans.target.steps.iter().map(|s| s.name.clone()).collect();
-    let mut times = Times { seconds: BTreeMap::new(), names };
-    device.run(Pass::Target, batch, Some(&mut times)).unwrap();
-    let mut table: Vec<_> = times.seconds.into_iter().collect();
-    table.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
-    println!("kernels of a pass of {} rows at depth {}:", batch.len(), batch[0].pos);
-    for (name, (count, seconds)) in table {
-        println!(
-            "  {name:24} {count:4} x {:9.1} us = {:8.3} ms",
-            seconds / count as f64 * 1e6,
-            seconds * 1e3
-        );
-    }
-}
-
-/// Decode steps of one row at growing depth and of more rows.
-fn passes(device: &mut CudaDevice) {
-    let seq = device.open(131_072).unwrap();
-    for depth in [0u32, 8192, 32_768, 131_000] {
-        let batch = [Row::new(seq, depth, 17).with_logits()];
-        time(device, &format!("decode at depth {depth}"), &batch, Pass::Target, 60);
-    }
-    for n in [2usize, 4, 5, 8, 16] {
-        let batch = rows(seq, 100, &vec![33; n], true);
-        time(device, &format!("{n} rows"), &batch, Pass::Target, 20);
-    }
-    let mut sampler = Sampler::new(SamplerOptions::default(), device.logits(0).unwrap().len()).unwrap();
-    for n in [1, 4, 16] {
-        let batch = rows(seq, 100, &vec![33; n], true);
-        let sampled = &mut |device: &mut CudaDevice| {
-            (0..n).try_for_each(|i| device.logits(i).map(|row| drop(sampler.sample(row, None))))
-        };
-        time_with(device, &format!("{n} rows, sampled"), &batch, (Pass::Target, 20), sampled);
-    }
-    device.close(seq);
-}
-
-fn speed(quant: &str, layers: usize, lane: Lane, kv: KvType, even: bool) {
-    let (model, mut device) = load(quant, layers, lane, kv, even);
-    let seq = device.open(131_072).unwrap();
-    let one = |pos: u32| vec![Row::new(seq, pos, 17).with_logits()];
-    if lane == Lane::Strict {
-        time(&mut device, "decode at depth 0", &one(0), Pass::Target, 10);
-        time(&mut device, "decode at depth 8192", &one(8192), Pass::Target, 10);
-        for n in [8, 64] {
-            time(&mut device, &format!("{n} rows"), &rows(seq, 100, &vec![33; n], true), Pass::Target, 3);
-        }
-        table(&mut device, &model, &one(0));
-        table(&mut device, &model, &one(8192));
-        return;
-    }
-    passes(&mut device);
-    if even {
-        // What the option costs: the same passes without it.
-        drop(device);
-        println!("without the option:");
-        let options = CudaOptions { kv, ..CudaOptions::default() };
-        return passes(&mut CudaDevice::load(model, &options, &mut |_, _| {}).unwrap());
-    }
-    let mut batch = rows(seq, 2000, &[33; 16], true);
-    batch[0].logits = false;
-    time(&mut device, "draft block of 16", &batch, Pass::Draft, 20);
-    let batch = rows(seq, 2000, &[33; 4], false);
-    time(&mut device, "inject 4 and one plain step without logits", &batch, Pass::Inject, 20);
-    prefill(&mut device, seq, &PREFILL);
-    kernels(&model, &mut device, seq, &[1, 16, 64, 2048]);
 }
