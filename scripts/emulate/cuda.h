@@ -79,6 +79,16 @@ inline void atomicMax(u32* p, u32 v) {
     while (old < v && !a.compare_exchange_weak(old, v)) {}
 }
 inline u32 atomicAdd(u32* p, u32 v) { return ((std::atomic<u32>*)p)->fetch_add(v); }
+inline int __syncthreads_count(int v) {
+    __shared__ u32 count;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    if (v) atomicAdd(&count, 1);
+    __syncthreads();
+    const int all = (int)count;
+    __syncthreads();
+    return all;
+}
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline float __expf(float x) { return expf(x); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }

@@ -1,6 +1,7 @@
 //! What a device is: it loads a model, keeps sequences, and runs passes over rows.
 
 use crate::plan::{Buf, Pass};
+use crate::sample::TokenMask;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -133,6 +134,15 @@ impl Limits {
     }
 }
 
+/// The largest logits of a row, for who needs no others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Largest<'a> {
+    /// All tokens whose logit is at least `floor`, of those that were allowed, in no order. Every logit of the row is finite.
+    pub tokens: &'a [(u32, f32)],
+    /// Minus infinity where these are all that were allowed.
+    pub floor: f32,
+}
+
 /// A processor that holds one model (and its drafter) and any number of sequences.
 ///
 /// Rows of one sequence stand together in a batch, in rising consecutive positions. A pass first stores K and V of all
@@ -162,6 +172,20 @@ pub trait Device: Send {
     ) -> Result<(), DeviceError>;
     /// Logits of the `index`-th row that asked for them in the last pass, `vocab` values.
     fn logits(&mut self, index: usize) -> Result<&[f32], DeviceError>;
+    /// At least the `k` largest of these logits, or of those that a mask allows, where that costs less than all of them; none elsewhere, or
+    /// where a logit isn't finite.
+    fn largest(
+        &mut self,
+        _index: usize,
+        _k: usize,
+        _mask: Option<&TokenMask>,
+    ) -> Result<Option<Largest<'_>>, DeviceError> {
+        Ok(None)
+    }
+    /// Waits until the last pass is done, and what was asked of it.
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// Index of the largest logit of each row that asked (the lowest index among equals).
     fn best(&mut self) -> Result<Vec<u32>, DeviceError>;
     /// The kernels that a pass over `rows` rows at depth `depth` runs, in order.

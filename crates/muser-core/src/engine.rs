@@ -211,7 +211,7 @@ impl Engine {
         &mut self,
         session: &mut Session,
         batch: &[Row],
-    ) -> Result<Option<(Result<Sampled, SampleError>, f64)>, EngineError> {
+    ) -> Result<Option<(Result<Sampled, EngineError>, f64)>, EngineError> {
         self.device.run(Pass::Target, batch, None)?;
         session.high = session.high.max(session.tokens.len() + batch.len());
         if batch.last().is_none_or(|row| !row.logits) {
@@ -219,9 +219,8 @@ impl Engine {
         }
         session.prepare_mask();
         // Logits are those of the last pass: sampled before the next one.
-        let logits = self.device.logits(0)?;
-        let chance = if session.drafter().is_some() { likeliest(logits) } else { 0.0 };
-        Ok(Some((session.choose(logits), chance)))
+        let chance = if session.drafter().is_some() { likeliest(self.device.logits(0)?) } else { 0.0 };
+        Ok(Some((session.choose(self.device.as_mut(), 0), chance)))
     }
 
     /// Drops what stands after the first `len` tokens, waiting ones too. False if a ring no longer holds what a row at

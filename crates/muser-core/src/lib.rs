@@ -20,7 +20,7 @@ pub mod stop;
 pub mod strict;
 
 pub use adapt::{Block, Source};
-pub use device::{Device, DeviceError, DeviceInfo, Lane, Limits, Observer, Route, Row, SeqId};
+pub use device::{Device, DeviceError, DeviceInfo, Lane, Largest, Limits, Observer, Route, Row, SeqId};
 pub use engine::{Active, DraftMode, Engine, EngineError, StepStats};
 pub use geometry::{CacheSpec, DraftSpec, Geometry, KvType, LayerKind, RopePairs};
 pub use model::{Model, ModelError, TensorView};

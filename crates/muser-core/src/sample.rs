@@ -27,6 +27,7 @@ pub use mask::TokenMask;
 pub use options::SamplerOptions;
 pub use rng::Mt19937;
 
+use crate::device::Largest;
 use chain::Scratch;
 use penalty::History;
 use std::hash::{BuildHasher, Hasher};
@@ -148,6 +149,27 @@ impl Sampler {
             self.scratch.distribution(&self.options, &self.history, self.vocab, logits, mask)?;
         let token = if greedy { distribution.first() } else { distribution.draw(self.rng.bits53()) };
         Ok(self.with_logprobs(token, logits))
+    }
+
+    /// How many of a row's largest logits decide, with nothing else of it, what [`Sampler::sample`] chooses; none where all may matter.
+    pub fn looks_at(&self) -> Option<usize> {
+        let o = &self.options;
+        let k = if o.temperature == 0.0 { 1 } else { o.top_k as usize };
+        Some(k).filter(|k| *k > 0 && o.logprobs.is_none() && !o.raises())
+    }
+
+    /// Chooses as [`Sampler::sample`] would from the whole row. None, and no random number used, where a token that is not there might be
+    /// chosen.
+    pub fn sample_largest(
+        &mut self,
+        largest: Largest<'_>,
+        mask: Option<&TokenMask>,
+    ) -> Result<Option<Sampled>, SampleError> {
+        let Some(k) = self.looks_at() else { return Ok(None) };
+        let greedy = self.options.temperature == 0.0;
+        let chosen = self.scratch.of_largest(&self.options, &self.history, largest, mask, k)?;
+        let token = chosen.map(|d| if greedy { d.first() } else { d.draw(self.rng.bits53()) });
+        Ok(token.map(|token| Sampled { token, logprobs: None }))
     }
 
     /// Takes a token that is not to be chosen, with its log probabilities; uses no random number.

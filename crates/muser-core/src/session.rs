@@ -1,7 +1,8 @@
 //! One conversation's state: what stands in the caches, what waits to be computed, and how the next token is chosen.
 
 use crate::adapt::Pace;
-use crate::device::SeqId;
+use crate::device::{Device, SeqId};
+use crate::engine::EngineError;
 use crate::lookup::{Lookup, Match};
 use crate::sample::{SampleError, Sampled, Sampler, TokenMask};
 use std::collections::VecDeque;
@@ -183,18 +184,35 @@ impl Session {
         }
     }
 
-    /// The logits that a row must give up for the next token; `logits` are the target's after all earlier tokens.
-    pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
-        if let Some(token) = self.forced.pop_front() {
-            let sampled = self.sampler.forced(token, logits)?;
-            return self.take(sampled);
-        }
+    /// Takes the next token, by the target's `index`-th row of logits, which come after all earlier tokens.
+    pub(crate) fn choose(&mut self, device: &mut dyn Device, index: usize) -> Result<Sampled, EngineError> {
+        let sampled = match self.forced.pop_front() {
+            Some(token) => self.sampler.forced(token, device.logits(index)?)?,
+            None => self.sample(device, index)?,
+        };
+        Ok(self.take(sampled)?)
+    }
+
+    fn sample(&mut self, device: &mut dyn Device, index: usize) -> Result<Sampled, EngineError> {
         let mask = match self.constraint.as_mut() {
             Some(constraint) => constraint.mask()?,
             None => None,
         };
-        let sampled = self.sampler.sample(logits, mask)?;
-        self.take(sampled)
+        if let Some(k) = self.sampler.looks_at() {
+            // A mask often allows enough of the largest; else they are searched among what it allows.
+            for searched in [None, mask].into_iter().take(1 + usize::from(mask.is_some())) {
+                let Some(largest) = device.largest(index, k, searched)? else { break };
+                if let Some(sampled) = self.sampler.sample_largest(largest, mask)? {
+                    return Ok(sampled);
+                }
+            }
+        }
+        Ok(self.sampler.sample(device.logits(index)?, mask)?)
+    }
+
+    /// How many of a row's largest logits may decide the next token, without the others.
+    pub(crate) fn looks_at(&self) -> Option<usize> {
+        self.sampler.looks_at().filter(|_| self.forced.is_empty())
     }
 
     /// Records a chosen token in the sampler's history and in the constraint.

@@ -1,8 +1,9 @@
 //! One model on two devices: the first layers on one, the others with head and drafter on the other.
 
-use crate::device::{Device, DeviceError, DeviceInfo, Limits, Observer, Route, Row, SeqId};
+use crate::device::{Device, DeviceError, DeviceInfo, Largest, Limits, Observer, Route, Row, SeqId};
 use crate::model::Model;
 use crate::plan::{Buf, Op, Pass};
+use crate::sample::TokenMask;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
@@ -176,6 +177,19 @@ impl Device for Split {
 
     fn logits(&mut self, index: usize) -> Result<&[f32], DeviceError> {
         self.devices[1].logits(index)
+    }
+
+    fn largest(
+        &mut self,
+        index: usize,
+        k: usize,
+        mask: Option<&TokenMask>,
+    ) -> Result<Option<Largest<'_>>, DeviceError> {
+        self.devices[1].largest(index, k, mask)
+    }
+
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        self.devices[1].finish()
     }
 
     fn best(&mut self) -> Result<Vec<u32>, DeviceError> {

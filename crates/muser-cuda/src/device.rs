@@ -9,13 +9,16 @@ use crate::describe;
 use crate::fit::{self, Need};
 use crate::gpu::{Card, Gpu, failed};
 use crate::kv::{Kv, SPARED};
+use crate::largest::Search;
 use crate::program::{Compiler, Key, Node, SMALL, Work, parts};
 use crate::strict;
 use crate::weights::{self, Weights};
 use cudarc::driver::{CudaGraph, sys};
 use muser_core::device::check_rows;
+use muser_core::sample::TokenMask;
 use muser_core::{
-    Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Limits, Model, Observer, Pass, Route, Row, SeqId,
+    Buf, Device, DeviceError, DeviceInfo, KvType, Lane, Largest, Limits, Model, Observer, Pass, Route, Row,
+    SeqId,
 };
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -82,6 +85,7 @@ pub struct CudaDevice {
     max_rows: usize,
     asked: usize,
     answers: Answers,
+    search: Search,
     _lease: Option<Lease>,
 }
 
@@ -138,6 +142,7 @@ impl CudaDevice {
         let even = options.batch_invariant;
         let mut buffers = Buffers::new(Some(&gpu), &model, options.lane, max_rows, parts(&model, even))?;
         let answers = Answers::new(&gpu, max_rows, model.geometry().vocab)?;
+        let search = Search::new(&gpu, max_rows, model.geometry().vocab)?;
         let lease = chained.and_then(|_| Lease::take(options.index));
         if lease.is_none() {
             buffers.counters = None;
@@ -157,6 +162,7 @@ impl CudaDevice {
             max_rows,
             asked: 0,
             answers,
+            search,
             _lease: lease,
         })
     }
@@ -219,6 +225,11 @@ impl CudaDevice {
             }
         }
         self.gpu.upload(&mut self.buffers.rows, 0, &bytes)
+    }
+
+    fn check_asked(&self, index: usize) -> Result<(), DeviceError> {
+        let why = || "did not ask for logits in the last pass".into();
+        if index < self.asked { Ok(()) } else { Err(DeviceError::BadRow { row: index, why: why() }) }
     }
 
     fn observe(&mut self, key: Key, rows: usize, observer: &mut dyn Observer) -> Result<(), DeviceError> {
@@ -317,6 +328,7 @@ impl Device for CudaDevice {
         if pass != Pass::Inject {
             self.asked = asked;
             self.answers.forget();
+            self.search.forget();
         }
         if let Some(observer) = observer {
             return self.observe(key, rows.len(), observer);
@@ -332,13 +344,22 @@ impl Device for CudaDevice {
     }
 
     fn logits(&mut self, index: usize) -> Result<&[f32], DeviceError> {
-        if index >= self.asked {
-            return Err(DeviceError::BadRow {
-                row: index,
-                why: "did not ask for logits in the last pass".into(),
-            });
-        }
+        self.check_asked(index)?;
         self.answers.row(&self.gpu, &self.buffers.logits, index, self.asked)
+    }
+
+    fn largest(
+        &mut self,
+        index: usize,
+        k: usize,
+        mask: Option<&TokenMask>,
+    ) -> Result<Option<Largest<'_>>, DeviceError> {
+        self.check_asked(index)?;
+        self.search.row(&self.gpu, &self.buffers.logits, (index, self.asked), k, mask)
+    }
+
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        self.gpu.synchronize()
     }
 
     fn best(&mut self) -> Result<Vec<u32>, DeviceError> {

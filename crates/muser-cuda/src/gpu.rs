@@ -80,6 +80,12 @@ impl<T: ValidAsZeroBits> Received<T> {
         Ok(self.memory.as_ptr().map_err(failed("use page-locked memory"))? as u64)
     }
 
+    /// Waits until nobody uses it, for words that kernels are to read.
+    pub fn write(&mut self) -> Result<&mut [T], DeviceError> {
+        self.filled.synchronize().map_err(failed("wait for the card"))?;
+        self.memory.as_mut_slice().map_err(failed("write page-locked memory"))
+    }
+
     /// Waits until it is filled.
     pub fn read(&self) -> Result<&[T], DeviceError> {
         self.filled.synchronize().map_err(failed("wait for the card"))?;

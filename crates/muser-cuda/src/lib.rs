@@ -12,6 +12,7 @@ mod few;
 mod fit;
 mod gpu;
 mod kv;
+mod largest;
 mod launch;
 mod many;
 mod nvrtc;

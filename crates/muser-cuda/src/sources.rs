@@ -19,8 +19,9 @@ pub(crate) struct Source {
 }
 
 /// Programs that every model needs.
-const COMMON: [(&str, &str, &[&str]); 2] = [
+const COMMON: [(&str, &str, &[&str]); 3] = [
     ("probe", include_str!("kernels/probe.cu"), &["read_all"]),
+    ("largest", include_str!("kernels/largest.cu"), &["span_largest", "largest_found"]),
     (
         "norm",
         include_str!("kernels/norm.cu"),
@@ -87,7 +88,7 @@ pub(crate) fn sources(
             text: strict::PACK,
             kernels: vec![("strict_pack", format!("strict_pack_{number}"))],
         });
-        return strict::PROGRAMS.iter().chain(&COMMON[..1]).map(whole).chain(packs).collect();
+        return strict::PROGRAMS.iter().chain(&COMMON[..2]).map(whole).chain(packs).collect();
     }
     let variants = products.iter().flat_map(|layouts| [1, 2, 4, 8, 16].map(|columns| (layouts, columns)));
     let variants = variants.filter(|(layouts, columns)| serves(products, layouts, *columns));

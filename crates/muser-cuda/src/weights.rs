@@ -248,6 +248,9 @@ impl Weights {
             let t = model.tensor(*slot)?;
             if is_vector(slot) {
                 let values = t.to_f32()?;
+                if values.iter().any(|value| !value.is_finite()) {
+                    return Err(damaged(*slot));
+                }
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 let mut memory = gpu.alloc(bytes.len())?;
                 gpu.upload(&mut memory, 0, &bytes)?;
@@ -276,6 +279,13 @@ impl Weights {
 
 fn absent(slot: Slot) -> DeviceError {
     DeviceError::Backend(format!("{slot} is not on the card; this is a defect of muser: use --device cpu"))
+}
+
+/// The serving lane's kernels would take such a value for the largest f16.
+fn damaged(slot: Slot) -> DeviceError {
+    DeviceError::Backend(format!(
+        "{slot} holds a value that is no finite number: the model's file is damaged; fetch it again"
+    ))
 }
 
 /// What tensors pass through on their way; nothing waits for the card before the last.
@@ -369,6 +379,9 @@ impl Stage {
         let mut bytes = vec![0u8; (self.packed.len() + self.panels.len()) * 4];
         gpu.download(&self.bounds, 0, &mut bytes)?;
         let bounds = || bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        if let Some(((slot, _), _)) = self.packed.iter().zip(bounds()).find(|(_, bound)| !bound.is_finite()) {
+            return Err(damaged(*slot));
+        }
         let matrix = |((slot, matrix), bound): ((Slot, Matrix), f32)| {
             let scale = matrix.scale / norm(bound, most_exponent(matrix.layout));
             (slot, Matrix { scale, ..matrix })
@@ -390,7 +403,7 @@ fn most_exponent(layout: Layout) -> usize {
 
 /// The largest power of two that keeps `bound` times it at most 2^`exponent`.
 fn norm(bound: f32, exponent: usize) -> f32 {
-    if bound > 0.0 && bound.is_finite() {
+    if bound > 0.0 {
         (exponent as f64 - f64::from(bound).log2()).floor().clamp(-60.0, 60.0).exp2() as f32
     } else {
         1.0

@@ -70,11 +70,13 @@ impl Engine {
         // A card only begins here, and has finished where its logits are asked for.
         group.iter_mut().for_each(|active| active.session.prepare_mask());
         let greedy = group.iter().all(|a| a.session.plain_greedy());
+        let best = if greedy { self.device.best()? } else { vec![] };
+        if let Some(k) = group.iter().filter(|_| !greedy).find_map(|active| active.session.looks_at()) {
+            // A card searches all rows as soon as they are there.
+            self.device.largest(0, k, None)?;
+        }
         // Either way the device has finished when the time is taken.
-        let best = match greedy {
-            true => self.device.best()?,
-            false => self.device.logits(0).map(|_| vec![])?,
-        };
+        self.device.finish()?;
         self.costs.target(rows.len(), start.elapsed().as_secs_f64());
 
         let mut all = vec![];
@@ -235,7 +237,7 @@ impl Engine {
             // Forced tokens may have been asked for since the device chose.
             let sampled = match best.get(i).filter(|_| session.plain_greedy()) {
                 Some(token) => session.take(Sampled::greedy(*token))?,
-                None => session.choose(self.device.logits(first + i)?)?,
+                None => session.choose(self.device.as_mut(), first + i)?,
             };
             stats.tokens += 1;
             let flow = (active.sink)(&sampled);

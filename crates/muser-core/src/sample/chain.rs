@@ -1,9 +1,10 @@
 //! The stages in order, and the distribution that comes out of them.
 
-use super::filter::{self, Candidate};
+use super::filter::{self, Candidate, UNIT};
 use super::penalty::{self, History};
 use super::scan::Row;
 use super::{SampleError, SamplerOptions, TokenMask};
+use crate::device::Largest;
 
 /// The stages of sampling in their order, each with what switches it off.
 pub const ORDER: [(&str, &str); 8] = [
@@ -70,11 +71,46 @@ impl Scratch {
             // A bias may be minus infinity.
             row = Row::read(&self.logits, &mut self.largest).0;
         }
-        let candidates = &mut self.candidates;
         if options.temperature == 0.0 {
-            filter::best(row, mask, candidates);
+            filter::best(row, mask, &mut self.candidates);
         } else {
-            filter::top_k(row, mask, options.top_k as usize, candidates);
+            filter::top_k(row, mask, options.top_k as usize, &mut self.candidates);
+        }
+        self.select(options)
+    }
+
+    /// The same from the largest logits of a row; none where another token might be among the `k` largest, of which there is one at least.
+    pub fn of_largest(
+        &mut self,
+        options: &SamplerOptions,
+        history: &History,
+        largest: Largest<'_>,
+        mask: Option<&TokenMask>,
+        k: usize,
+    ) -> Result<Option<Distribution<'_>>, SampleError> {
+        let adjusts = penalty::adjusts(options, history);
+        self.candidates.clear();
+        for (token, logit) in largest.tokens {
+            if mask.is_some_and(|mask| !mask.allows(*token)) {
+                continue;
+            }
+            let logit = if adjusts { penalty::adjusted(options, history, *token, *logit) } else { *logit };
+            // No other token's logit grows, so who is still above the floor is above all others. A bias may be minus infinity.
+            if logit >= largest.floor && logit > f32::NEG_INFINITY {
+                self.candidates.push(Candidate { token: *token, logit, weight: UNIT });
+            }
+        }
+        if self.candidates.len() < k && largest.floor > f32::NEG_INFINITY {
+            return Ok(None);
+        }
+        filter::keep_largest(&mut self.candidates, k);
+        self.select(options).map(Some)
+    }
+
+    /// The stages behind top-k.
+    fn select(&mut self, options: &SamplerOptions) -> Result<Distribution<'_>, SampleError> {
+        let candidates = &mut self.candidates;
+        if options.temperature > 0.0 {
             if options.typical_p < 1.0 {
                 filter::typical(candidates, &mut self.selection, options.typical_p);
             }

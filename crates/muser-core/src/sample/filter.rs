@@ -44,11 +44,16 @@ pub(super) fn top_k(row: Row<'_>, mask: Option<&TokenMask>, k: usize, out: &mut 
         }
         floor
     });
-    if out.len() > k {
-        out.select_nth_unstable_by(k - 1, by_rank);
-        out.truncate(k);
+    keep_largest(out, k);
+}
+
+/// Keeps the `k` largest logits, in order of ids.
+pub(super) fn keep_largest(candidates: &mut Vec<Candidate>, k: usize) {
+    if candidates.len() > k {
+        candidates.select_nth_unstable_by(k - 1, by_rank);
+        candidates.truncate(k);
     }
-    out.sort_unstable_by_key(|candidate| candidate.token);
+    candidates.sort_unstable_by_key(|candidate| candidate.token);
 }
 
 /// The largest logit, of equal ones the first.

@@ -37,6 +37,11 @@ impl TokenMask {
         self.vocab
     }
 
+    /// All words.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// Bits of tokens `32 * i ..`.
     pub(super) fn word(&self, i: usize) -> u32 {
         self.words.get(i).copied().unwrap_or(0)

@@ -63,6 +63,13 @@ impl SamplerOptions {
         if off { 0 } else { usize::try_from(self.repeat_last_n).unwrap_or(usize::MAX) }
     }
 
+    /// Whether bias or penalties may make a logit larger.
+    pub(super) fn raises(&self) -> bool {
+        let penalties =
+            self.repetition_penalty < 1.0 || self.presence_penalty < 0.0 || self.frequency_penalty < 0.0;
+        penalties && self.penalty_window() > 0 || self.logit_bias.iter().any(|(_, bias)| *bias > 0.0)
+    }
+
     /// Refuses what has no meaning, naming the field.
     pub(super) fn check(&self, vocab: usize) -> Result<(), SampleError> {
         let number = |field, value: f32, from: f32, to: f32, allowed| {

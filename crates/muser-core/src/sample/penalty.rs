@@ -68,11 +68,24 @@ pub(super) fn adjust(options: &SamplerOptions, history: &History, logits: &mut [
     }
     for (token, count) in &history.counts {
         if let Some(logit) = logits.get_mut(*token as usize) {
-            let factor = options.repetition_penalty;
-            let repeated = if *logit <= 0.0 { *logit * factor } else { *logit / factor };
-            let penalty = *count as f32 * options.frequency_penalty + options.presence_penalty;
-            // Huge logits must not overflow to infinity, where ranks end.
-            *logit = (repeated - penalty).min(f32::MAX);
+            *logit = penalised(options, *count, *logit);
         }
     }
+}
+
+/// What [`adjust`] makes of one token's logit.
+pub(super) fn adjusted(options: &SamplerOptions, history: &History, token: u32, mut logit: f32) -> f32 {
+    for (_, bias) in options.logit_bias.iter().filter(|(biased, _)| *biased == token) {
+        logit += bias;
+    }
+    history.counts.get(&token).map_or(logit, |count| penalised(options, *count, logit))
+}
+
+/// The logit of a token that is `count` times in the history.
+fn penalised(options: &SamplerOptions, count: u32, logit: f32) -> f32 {
+    let factor = options.repetition_penalty;
+    let repeated = if logit <= 0.0 { logit * factor } else { logit / factor };
+    let penalty = count as f32 * options.frequency_penalty + options.presence_penalty;
+    // Huge logits must not overflow to infinity, where ranks end.
+    (repeated - penalty).min(f32::MAX)
 }

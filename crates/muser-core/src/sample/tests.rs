@@ -138,6 +138,36 @@ fn plain_greedy_is_only_what_a_device_can_do() {
     assert!(!is(SamplerOptions { logit_bias: vec![(1, 1.0)], ..greedy }));
 }
 
+/// The default options look at 64 logits, and more of them than that decide under penalties and masks, too.
+#[test]
+fn the_largest_logits_decide_unless_others_may_rise() {
+    let looks = |options: SamplerOptions| Sampler::new(options, 10).unwrap().looks_at();
+    let d = SamplerOptions::default;
+    assert_eq!(looks(d()), Some(64));
+    assert_eq!(looks(SamplerOptions { logit_bias: vec![(1, 1.0)], ..SamplerOptions::greedy() }), None);
+    assert_eq!(looks(SamplerOptions { logit_bias: vec![(1, f32::NEG_INFINITY)], ..d() }), Some(64));
+    assert_eq!(looks(SamplerOptions { presence_penalty: 1.0, ..SamplerOptions::greedy() }), Some(1));
+    assert_eq!(looks(SamplerOptions { presence_penalty: -1.0, ..d() }), None);
+    assert_eq!(looks(SamplerOptions { repetition_penalty: 0.9, ..d() }), None);
+    assert_eq!(looks(SamplerOptions { repetition_penalty: 0.9, repeat_last_n: 0, ..d() }), Some(64));
+    assert_eq!(looks(SamplerOptions { logprobs: Some(1), ..d() }), None);
+    assert_eq!(looks(SamplerOptions { top_k: 0, ..d() }), None);
+
+    let tokens: Vec<(u32, f32)> = (0..100).map(|t| (t * 7, -(t as f32))).collect();
+    let decides = |options, n, mask: Option<&TokenMask>| {
+        let mut sampler = Sampler::new(options, 1000).unwrap();
+        [7, 7, 14].iter().for_each(|t| sampler.accept(*t));
+        let largest = Largest { tokens: &tokens[..n], floor: 1.0 - n as f32 };
+        sampler.sample_largest(largest, mask).unwrap().is_some()
+    };
+    assert_eq!([63, 64].map(|n| decides(d(), n, None)), [false, true]);
+    let penalty = SamplerOptions { presence_penalty: 90.0, ..d() };
+    assert_eq!([65, 66].map(|n| decides(penalty.clone(), n, None)), [false, true]);
+    let mut mask = TokenMask::none(1000);
+    (0..1000).filter(|t| t % 3 > 0).for_each(|t| mask.allow(t));
+    assert_eq!([95, 96].map(|n| decides(d(), n, Some(&mask))), [false, true]);
+}
+
 #[test]
 fn options_outside_their_range_are_named() {
     let refused = |options: SamplerOptions| Sampler::new(options, 100).unwrap_err().to_string();
@@ -315,6 +345,47 @@ proptest! {
         fresh.set_history(&[tokens.as_slice(), &want].concat());
         let distribution = |s: &mut Sampler| s.distribution(&row(0), None).unwrap().iter().collect::<Vec<_>>();
         prop_assert_eq!(distribution(&mut fresh), distribution(&mut sampler));
+    }
+
+    /// What a card finds of a row decides as the whole row does, or not at all.
+    #[test]
+    fn largest_logits_choose_as_all_of_them(
+        mut options in any_options(),
+        bias in -1f32..0.3,
+        greedy in any::<bool>(),
+        logits in proptest::collection::vec((-40i32..40).prop_map(|x| x as f32 * 0.25), 4..700),
+        history in proptest::collection::vec(0u32..64, 0..30),
+        (k, forbidden, searched) in (1usize..200, 1u32..9, any::<bool>()),
+    ) {
+        options.logit_bias = vec![(3, bias)];
+        if greedy {
+            options.temperature = 0.0;
+        }
+        let n = logits.len() as u32;
+        let mut mask = TokenMask::none(logits.len());
+        // Of every nine tokens some are forbidden, or none and there is no mask.
+        (0..n).filter(|t| t % 9 >= forbidden - 1).for_each(|t| mask.allow(t));
+        let mask = Some(&mask).filter(|_| forbidden > 1);
+        let allowed = |t: &u32| !searched || mask.is_none_or(|mask| mask.allows(*t));
+        let mut tokens: Vec<(u32, f32)> = (0..n).filter(allowed).map(|t| (t, logits[t as usize])).collect();
+        tokens.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let floor = tokens.get(k - 1).map_or(f32::NEG_INFINITY, |kth| kth.1);
+        tokens.retain(|t| t.1 >= floor);
+        let mut sampler = Sampler::new(options.clone(), logits.len()).unwrap();
+        history.iter().filter(|t| **t < n).for_each(|t| sampler.accept(*t));
+        let mut other = sampler.clone();
+        let found = other.sample_largest(Largest { tokens: &tokens, floor }, mask);
+        match found {
+            Ok(None) => {
+                prop_assert_eq!(&other.rng, &sampler.rng);
+                let plain = options.penalty_window() == 0 && bias <= 0.0 && (mask.is_none() || searched);
+                prop_assert!(!plain || bias < 0.0 || k < sampler.looks_at().unwrap_or(usize::MAX));
+            }
+            found => {
+                prop_assert_eq!(found.map(Option::unwrap), sampler.sample(&logits, mask));
+                prop_assert_eq!(&other.rng, &sampler.rng);
+            }
+        }
     }
 
     #[test]

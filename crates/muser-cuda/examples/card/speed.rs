@@ -2,7 +2,7 @@
 
 use crate::rows;
 use muser_core::model::{QuantMix, Synthetic, muse_glimmer_30b, muse_glimmer_30b_drafter};
-use muser_core::sample::{Sampler, SamplerOptions};
+use muser_core::sample::{Sampler, SamplerOptions, TokenMask};
 use muser_core::{Buf, Device, DeviceError, KvType, Lane, Model, Net, Observer, Pass, Row, SeqId};
 use muser_cuda::{CudaDevice, CudaOptions};
 use std::collections::BTreeMap;
@@ -147,13 +147,29 @@ fn passes(device: &mut CudaDevice) {
         let batch = rows(seq, 100, &vec![33; n], true);
         time(device, &format!("{n} rows"), &batch, Pass::Target, 20);
     }
-    let mut sampler = Sampler::new(SamplerOptions::default(), device.logits(0).unwrap().len()).unwrap();
+    // As an engine samples: from the largest logits, under a mask that leaves every tenth token from those that it allows, and, for who
+    // wants log probabilities, from all.
+    let vocab = device.logits(0).unwrap().len();
+    let mut sampler = Sampler::new(SamplerOptions::default(), vocab).unwrap();
+    let k = sampler.looks_at().unwrap();
+    let mut mask = TokenMask::none(vocab);
+    (0..vocab as u32).filter(|t| t % 10 == 0).for_each(|t| mask.allow(t));
     for n in [1, 4, 16] {
         let batch = rows(seq, 100, &vec![33; n], true);
-        let sampled = &mut |device: &mut CudaDevice| {
+        for (what, mask) in [("sampled", None), ("sampled under a mask", Some(&mask))] {
+            let sampled = &mut |device: &mut CudaDevice| {
+                (0..n).try_for_each(|i| {
+                    let largest = device.largest(i, k, mask)?.unwrap();
+                    assert!(sampler.sample_largest(largest, mask).unwrap().is_some());
+                    Ok(())
+                })
+            };
+            time_with(device, &format!("{n} rows, {what}"), &batch, (Pass::Target, 20), sampled);
+        }
+        let all = &mut |device: &mut CudaDevice| {
             (0..n).try_for_each(|i| device.logits(i).map(|row| drop(sampler.sample(row, None))))
         };
-        time_with(device, &format!("{n} rows, sampled"), &batch, (Pass::Target, 20), sampled);
+        time_with(device, &format!("{n} rows, sampled from all logits"), &batch, (Pass::Target, 20), all);
     }
     device.close(seq);
 }

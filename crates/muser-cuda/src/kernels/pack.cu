@@ -19,7 +19,8 @@ __device__ __forceinline__ int scale_of(const u8* b, u32 g) {
     return ((b[4 + g / 2] >> (g % 2 * 4)) & 15) | (((load16(b + 2) >> (2 * g)) & 3) << 4);
 }
 
-// The largest magnitude that a scale (or a value of a float type) reaches, as the bits of a float. grid: any, 256 threads.
+// The largest magnitude that a scale (or a value of a float type) reaches, as the bits of a float, infinity where one is no finite number.
+// grid: any, 256 threads.
 extern "C" __global__ void bound(const u8* raw, u64 count, u32* out) {
     float most = 0.0f;
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) {
@@ -41,7 +42,8 @@ extern "C" __global__ void bound(const u8* raw, u64 count, u32* out) {
             else
                 v = fabsf(half_to_float(load16(b)));
         }
-        if (v > most && v < 3.0e38f) most = v;
+        const bool finite = v <= 3.4028234e38f;
+        if (v > most || !finite) most = finite ? v : __uint_as_float(0x7f800000u);
     }
     most = warp_max(most);
     if ((threadIdx.x & 31) == 0) atomicMax(out, __float_as_uint(most));
