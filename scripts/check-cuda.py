@@ -10,7 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
 HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh", "cache.cuh"]
 # What stands between these and a file.
-SERVING = {"project.cu": ["tile.cuh"], "chain.cu": ["tile.cuh", "ring.cuh"], "attend.cu": ["kv.cuh"], "decode.cu": ["kv.cuh"]}
+SERVING = {"project.cu": ["tile.cuh"], "stream.cu": ["stream.cuh"], "stream_wide.cu": ["tile.cuh", "stream.cuh"], "join.cu": ["stream.cuh"], "chain.cu": ["tile.cuh", "ring.cuh"], "attend.cu": ["kv.cuh"], "decode.cu": ["kv.cuh"]}
 STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "strict_project.cu": ["strict.cuh", "panels.cuh"],
           "strict_pack.cu": ["panels.cuh", "pack.cu"]}
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
@@ -49,6 +49,14 @@ def compile(nvrtc, name, source, arch):
     return binary.raw
 
 
+def wide(layout, columns):
+    """Stages and tiles of stream_wide.cu's rings (stream.rs)."""
+    tiles = 2 if columns == 128 else 3
+    held = 2 if layout in (1, 5) else tiles
+    stages = min(4, (232448 - 16 * held * {1: 4352, 4: 2816, 5: 3360}.get(layout, 2304)) // (288 * columns + 16))
+    return f"#define TYPE {layout}\n#define COLUMNS {columns}\n#define STAGES {stages}\n#define RING_TILES {tiles}" if stages >= 3 else None
+
+
 def crew(define, arch):
     """How many warps a product's block has on cards of an architecture, tiles each, and warps that multiply together (product.rs), as lines of its source."""
     columns = re.search(r"COLUMNS (\d+)$", define)
@@ -60,7 +68,7 @@ def crew(define, arch):
 
 def is_hot(kernel):
     """Kernels of a decode step and of prefill."""
-    return kernel in ("project", "chain", "stream", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "k_norm_rope_store",
+    return kernel in ("project", "chain", "stream", "stream_wide", "arrange", "join", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "k_norm_rope_store",
                       "strict_project_1", "strict_project_1_wide", "strict_project_8", "strict_scores", "strict_values")
 
 
@@ -76,13 +84,14 @@ def main():
     pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in kinds for n in CREWS]
     sources = [f"#define SOURCE {n}" for n in range(12)]
     types = [f"#define TYPE {t}" for t in range(2, 8)]
+    wides = [define for t in range(1, 8) for n in (32, 64, 128) if (define := wide(t, n))]
     caches = ["", "#define KV_Q8_0"]
     chains = [f"#define COLUMNS {n}\n#define FIRST {kind.replace('SIDE', 'SECOND')}" for kind in kinds for n in (1, 2) if (kind, n) != ("1", 2)]
-    variants = lambda name: {"chain.cu": chains, "attend.cu": caches, "decode.cu": caches, "project.cu": pairs, "stream.cu": types, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
+    variants = lambda name: {"chain.cu": chains, "attend.cu": caches, "decode.cu": caches, "project.cu": pairs, "stream.cu": types, "stream_wide.cu": wides, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:
         name = os.path.basename(path)
-        for arch in ARCHS:
+        for arch in ["sm_90a"] if name == "stream_wide.cu" else ARCHS:   # warpgroups' instructions belong to it alone
             binary = compile(nvrtc, name, define + crew(define, arch) + "\n" + text(HEADERS + (SERVING | STRICT).get(name, []) + [name]), arch)
             compiled += 1
             if "--digests" in sys.argv:
@@ -96,7 +105,7 @@ def main():
                 if arch == "sm_90a":
                     print(f"{name:11} {define[8:].replace(chr(10) + '#define', ','):26} {kernel:20} {registers:4} registers, stack {stack}, local {local}")
                 # Products leave a few words to memory, outside their loops; so do norms of two rows.
-                spared = 24 if kernel == "project" else 40 if kernel == "chain" and "COLUMNS 2" in define else 0
+                spared = 24 if kernel == "project" else 8 if kernel == "stream_wide" else 40 if kernel == "chain" and "COLUMNS 2" in define else 0
                 if (local > 0 or stack > spared) and is_hot(kernel) and arch in TUNED:
                     spills.append(f"{name} {kernel} {arch}: stack {stack}, local {local}")
     print(f"{compiled} compilations for {', '.join(ARCHS)}")

@@ -74,8 +74,9 @@ struct NoLock {
     void unlock() {}
 };
 static NoLock bulk_lock;
-inline std::map<u32, Copy>& bulk_copies() {
-    static thread_local std::map<u32, Copy> copies;
+struct Bulk { Copy copy; u32 phase, arrivals, left; };
+inline std::map<u32, Bulk>& bulk_copies() {
+    static thread_local std::map<u32, Bulk> copies;
     return copies;
 }
 // Goes on after the other fibers had their turn.

@@ -56,6 +56,15 @@ inline void wide_mma(float c[2][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
         mma(c[n], a0, a1, a2, a3, word[0], word[1]);
     }
 }
+template <int N>
+inline void wide_rows(float (&c)[N][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
+    const int lane = my_lane(), g = lane >> 2, t = lane & 3;
+    for (int n = 0; n < N; ++n) {
+        u32 word[2];
+        for (int k = 0; k < 2; ++k) memcpy(&word[k], shared_memory + (int)((b & 0x3fff) * 16 + k * (b >> 16) * 16 + n * 128 + g * 16 + t * 4), 4);
+        mma(c[n], a0, a1, a2, a3, word[0], word[1]);
+    }
+}
 inline void wide_end() {}
 inline void wide_done() {}
 inline void copy16(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from, 16}); }
@@ -75,26 +84,32 @@ inline void arrived() {
 }
 // Bulk copies arrive when somebody waits for them.
 #define BULK 1
-inline void open_barrier(u32 at) {
+inline void open_barrier(u32 at, u32 arrivals = 1) {
     std::lock_guard lock(bulk_lock);
-    bulk_copies()[at] = {};
+    bulk_copies()[at] = {{}, 0, arrivals, arrivals};
 }
 inline void open_barriers() {}
+inline void arrive(u32 barrier) {
+    std::lock_guard lock(bulk_lock);
+    Bulk& b = bulk_copies().at(barrier);
+    if (--b.left == 0) b.left = b.arrivals, b.phase += 1;
+}
 inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
     std::lock_guard lock(bulk_lock);
-    if (to % 16 || (uintptr_t)from % 16 || bytes % 16 || !bulk_copies().count(barrier)) abort();
-    bulk_copies()[barrier] = {shared_memory + (int)to, (const u8*)from, (int)bytes};
+    if (to % 16 || (uintptr_t)from % 16 || bytes % 16 || !bulk_copies().count(barrier) || bulk_copies()[barrier].copy.to) abort();
+    bulk_copies()[barrier].copy = {shared_memory + (int)to, (const u8*)from, (int)bytes};
 }
-inline void wait_bulk(u32 barrier) {
+inline void wait_bulk(u32 barrier, u32 parity = 0) {
     for (;;) {
         {
             std::lock_guard lock(bulk_lock);
-            Copy& c = bulk_copies().at(barrier);
-            if (c.to) {
-                memcpy(c.to, c.from, c.bytes);
-                c.bytes = 0;
-                return;
+            Bulk& b = bulk_copies().at(barrier);
+            if (b.copy.to) {
+                memcpy(b.copy.to, b.copy.from, b.copy.bytes);
+                b.copy = {};
+                b.phase += 1;
             }
+            if ((b.phase & 1) != parity) return;
         }
         let_others_run();
     }

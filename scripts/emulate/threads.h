@@ -30,8 +30,9 @@ inline std::deque<std::vector<Copy>>& my_copies() { return groups; }
 #include <map>
 #include <mutex>
 static std::mutex bulk_lock;
-inline std::map<u32, Copy>& bulk_copies() {
-    static std::map<u32, Copy> copies;
+struct Bulk { Copy copy; u32 phase, arrivals, left; };
+inline std::map<u32, Bulk>& bulk_copies() {
+    static std::map<u32, Bulk> copies;
     return copies;
 }
 inline void let_others_run() { std::this_thread::yield(); }

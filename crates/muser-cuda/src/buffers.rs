@@ -6,6 +6,7 @@ use crate::launch::{Activation, GROUP_ROW};
 use crate::many::SLOTS;
 use crate::product::{HEAD_PLANES, MOST_PLANES, SUM_PLANES};
 use crate::program::{PART_BYTES, SMALL};
+use crate::stream::{MOST_WIDE, WIDEST, arranged_bytes};
 use crate::weights::TILE_COLS;
 use muser_core::rotary::Rotary;
 use muser_core::{Buf, DeviceError, Lane, Model, Pass};
@@ -72,8 +73,10 @@ pub(crate) struct Buffers {
     pub head: Memory,
     /// By which blocks of products are numbered as they start, a word for each launch; zero between launches.
     pub tickets: Memory,
-    /// Planes of products of 33 to 64 rows.
+    /// Planes of products of many rows from the tiles, and activations as warpgroups read them; of F for all launches.
     pub planes: Memory,
+    pub arranged: Memory,
+    pub arranged_f: Memory,
     /// Slots of widened matrices; the strict lane keeps rows' attention weights there.
     pub scratch: Memory,
     pub scratch_bytes: usize,
@@ -93,8 +96,8 @@ pub(crate) struct Raw {
     pub up: Memory,
 }
 
-/// Bytes of the planes that kernels/stream.cu leaves.
-pub(crate) const PLANES_BYTES: usize = 32 << 20;
+/// Bytes of the planes that kernels/stream.cu and kernels/stream_wide.cu leave.
+pub(crate) const PLANES_BYTES: usize = 48 << 20;
 
 fn alloc(gpu: Option<&Gpu>, bytes: usize) -> Result<Memory, DeviceError> {
     gpu.map_or_else(|| Ok(Memory::nowhere()), |gpu| gpu.alloc(bytes))
@@ -128,6 +131,15 @@ fn widest(model: &Model, buf: Buf) -> usize {
 fn joined(model: &Model) -> usize {
     let qkvg = [Buf::Q, Buf::K, Buf::V, Buf::G].map(|buf| widest(model, buf)).iter().sum();
     (2 * widest(model, Buf::F)).max(qkvg)
+}
+
+/// Columns of the widest matrix.
+fn most_cols(model: &Model) -> usize {
+    model.slots.values().map(|(_, _, cols)| *cols).max().unwrap_or(0)
+}
+
+fn arranged_bytes_of_f(model: &Model) -> usize {
+    MOST_WIDE / WIDEST * arranged_bytes(widest(model, Buf::F))
 }
 
 /// Slots that hold a layer's largest matrix, or what attention of a row keeps.
@@ -202,6 +214,8 @@ impl Buffers {
             head: alloc(HEAD_PLANES * SMALL * width(Buf::Logits) * 4)?,
             tickets: alloc(TICKETS * 4)?,
             planes: alloc(if lane == Lane::Serving { PLANES_BYTES } else { 0 })?,
+            arranged: alloc(if lane == Lane::Serving { arranged_bytes(most_cols(model)) } else { 0 })?,
+            arranged_f: alloc(if lane == Lane::Serving { arranged_bytes_of_f(model) } else { 0 })?,
             scratch: alloc(scratch_bytes)?,
             scratch_bytes,
             angles: angles(Pass::Target)?,
@@ -224,7 +238,11 @@ impl Buffers {
             + scratch_bytes(model, lane)
             + SMALL * width(Buf::Logits) * 4 * (HEAD_PLANES + 1)
             + 2 * model.geometry().context * model.geometry().head_dim * 4
-            + if lane == Lane::Serving { PLANES_BYTES } else { 0 }
+            + if lane == Lane::Serving {
+                PLANES_BYTES + arranged_bytes(most_cols(model)) + arranged_bytes_of_f(model)
+            } else {
+                0
+            }
             + (1 << 28)) as u64
     }
 

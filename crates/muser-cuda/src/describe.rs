@@ -7,7 +7,7 @@ use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::product::GROUP;
 use crate::program::{Node, SMALL, parts};
-use crate::stream::{MOST_ROWS, STREAM_ROOM};
+use crate::stream::{MOST_ROWS, MOST_WIDE, STREAM_ROOM};
 use crate::weights::Weights;
 use muser_core::{DeviceError, KvType, Lane, Model, Pass, Route};
 
@@ -98,12 +98,14 @@ fn route(group: &[Node], lane: Lane) -> Route {
         (
             starts("project"),
             "project: tensor cores straight from the quants",
-            format!("at most {SMALL} rows"),
+            format!("at most {SMALL} rows, {GROUP} where warpgroups multiply more"),
         ),
         (
             starts("stream"),
-            "stream + join: the same for more rows",
-            format!("at most {MOST_ROWS} rows, {STREAM_ROOM} KB of shared memory, quants of at most 6 bits"),
+            "stream + join: the same for more rows; stream_wide by warpgroups",
+            format!(
+                "at most {MOST_ROWS} rows, {STREAM_ROOM} KB of shared memory, quants of at most 6 bits; by warpgroups {MOST_WIDE} rows, no f16"
+            ),
         ),
         (starts("widen"), "widen + gemm-f16: to f16, then cuBLAS", "else".to_string()),
     ];

@@ -102,11 +102,11 @@ pub(crate) fn check_kv(lane: Lane, kv: KvType) -> Result<(), DeviceError> {
 /// Rows of a pass where no number is asked for and memory is short.
 pub(crate) const FEW_ROWS: usize = 512;
 
-/// Rows of a pass where no number is asked for: the serving lane's prefill gains up to 2,048, if their buffers are a 32nd of the card's
+/// Rows of a pass where no number is asked for: the serving lane's prefill gains up to 2,048, if their buffers are a 30th of the card's
 /// memory at most. What is free of it does not matter: runs on one card are to have the same bits.
 fn usual_rows(model: &Model, lane: Lane, total: u64) -> usize {
     const MANY: usize = 2048;
-    let spare = lane == Lane::Serving && Buffers::bytes(model, lane, MANY) <= total / 32;
+    let spare = lane == Lane::Serving && Buffers::bytes(model, lane, MANY) <= total / 30;
     if spare { MANY } else { FEW_ROWS }
 }
 
@@ -193,7 +193,9 @@ impl CudaDevice {
             self.programs.clear();
         }
         let nodes = self.compile(key)?;
-        let graph = if key.rows <= SMALL { self.capture(&nodes)? } else { None };
+        // What is widened beside others is not captured.
+        let few = key.rows <= SMALL && nodes.iter().all(|node| matches!(node.work, Work::Kernel { .. }));
+        let graph = if few { self.capture(&nodes)? } else { None };
         self.programs.insert(key, Program { nodes, graph });
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 use crate::launch::{Args, Halves, Left, Planes};
 use crate::program::{Compiler, Node, Work};
+use crate::stream::Rows;
 use crate::weights::{Layout, Matrix, TILE_COLS};
 use muser_core::{Buf, DeviceError};
 use std::ops::Range;
@@ -33,6 +34,16 @@ pub(crate) enum Out {
     F16(u64),
 }
 
+impl Out {
+    /// From a later element on.
+    pub fn from(self, at: usize) -> Self {
+        match self {
+            Out::F32(ptr) => Out::F32(ptr + (at * 4) as u64),
+            Out::F16(ptr) => Out::F16(ptr + (at * 2) as u64),
+        }
+    }
+}
+
 /// What a matrix' values are multiplied with so that `first`'s factor serves both: a power of two that f16 has room for.
 fn shared_factor(first: &Matrix, other: &Matrix) -> Option<f32> {
     let ratio = other.scale / first.scale;
@@ -48,14 +59,14 @@ impl Compiler<'_> {
         &mut self,
         steps: Range<usize>,
         parts: &[Matrix],
-        x: u64,
+        x: Rows,
         (n, stride): (usize, usize),
         out: Out,
     ) -> Result<(), DeviceError> {
         if self.stream(steps.clone(), parts, x, (n, stride), out)? {
             return Ok(());
         }
-        self.gemm(steps, parts, x, (n, stride), out)
+        self.gemm(steps, parts, x.at, (n, stride), out)
     }
 
     /// The same by widening; neighbours that share a factor are one product.
@@ -93,9 +104,9 @@ impl Compiler<'_> {
                 rows += m.rows;
                 i += 1;
             }
-            let (out, half) = match out {
-                Out::F32(ptr) => (ptr + (before * 4) as u64, false),
-                Out::F16(ptr) => (ptr + (before * 2) as u64, true),
+            let (out, half) = match out.from(before) {
+                Out::F32(ptr) => (ptr, false),
+                Out::F16(ptr) => (ptr, true),
             };
             let shape = (rows, n, first.cols);
             let gemm = Gemm { slot, w, x, out, shape, stride, factor: first.scale, half };
@@ -116,7 +127,7 @@ impl Compiler<'_> {
         &mut self,
         steps: Range<usize>,
         outs: &[(Matrix, Buf)],
-        x: u64,
+        x: Rows,
     ) -> Result<(), DeviceError> {
         let n = self.key.rows;
         if let [(m, Buf::P)] = outs {
@@ -147,9 +158,14 @@ impl Compiler<'_> {
         up: Matrix,
     ) -> Result<(), DeviceError> {
         let (n, ff, out) = (self.key.rows, gate.rows, self.buffers.joined.ptr);
-        self.products(steps.clone(), &[gate, up], self.buffers.h.addresses().h, (n, 2 * ff), Out::F16(out))?;
+        let (x, f) = (self.buffers.h.addresses().h, self.buffers.f.addresses().h);
+        self.arranged = self.stream_gate_up(steps.clone(), (gate, up), x, f)?;
+        if self.arranged.is_some() {
+            self.leave(&[(Buf::F, Left::Halves(Halves::rows(f, ff)))]);
+            return Ok(());
+        }
+        self.products(steps.clone(), &[gate, up], x.into(), (n, 2 * ff), Out::F16(out))?;
         let half = |i: usize| Halves { ptr: out + (i * ff * 2) as u64, stride: 2 * ff };
-        let f = self.buffers.f.addresses().h;
         let args = Args::default().halves(&half(0)).halves(&half(1)).int(ff).ptr(f);
         self.push(steps, "src/kernels/norm.cu", "silu_rows", (n, ff.div_ceil(2048), 1), 256, args)?;
         self.leave(&[(Buf::F, Left::Halves(Halves::rows(f, ff)))]);

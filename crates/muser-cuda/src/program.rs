@@ -6,7 +6,8 @@ use crate::gpu::Card;
 use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
-use crate::product::{ALONE, HEAD_PLANES, MOST_NARROW, MOST_PLANES, SUM_PLANES};
+use crate::product::{ALONE, GROUP, HEAD_PLANES, MOST_NARROW, MOST_PLANES, SUM_PLANES};
+use crate::stream::{Rows, WIDE_COLUMNS, Wide};
 use crate::weights::{Layout, Matrix, TILE_ROWS, Weights, products};
 use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
@@ -62,7 +63,7 @@ pub(crate) struct Key {
 
 impl Key {
     pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize, even: bool) -> Self {
-        let splits = if rows > SMALL { 0 } else { splits(depth, even) };
+        let splits = if rows > SMALL { row_parts(rows, depth) } else { splits(depth, even) };
         Key { pass, rows, logits, splits, even }
     }
 }
@@ -79,10 +80,20 @@ fn splits(depth: usize, even: bool) -> usize {
     if chunks <= 2 && !even { 1 } else { chunks.next_power_of_two().min(128) }
 }
 
+/// The same of passes of more rows, whose blocks take [`ATTEND_ROWS`] of them: as many as it takes to occupy a large card, of some 256 keys or more.
+fn row_parts(rows: usize, depth: usize) -> usize {
+    let enough = (128 / rows.div_ceil(ATTEND_ROWS)).max(1).next_power_of_two();
+    enough.min(depth.div_ceil(256).next_power_of_two()).min((MOST_ROW_PARTS / rows).max(1))
+}
+/// Parts that rows of such a pass leave at most for one KV head.
+const MOST_ROW_PARTS: usize = 1024;
+
 /// Parts that rows whose keys are split leave at most.
 pub(crate) fn parts(model: &Model, even: bool) -> usize {
     let of = |c: &CacheSpec| c.kv_heads * splits(c.window.unwrap_or(model.geometry().context), even);
-    if even { SMALL * model.plans.caches.iter().map(of).max().unwrap_or(1) } else { BLOCKS }
+    let kv_heads = model.plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
+    let few = if even { SMALL * model.plans.caches.iter().map(of).max().unwrap_or(1) } else { BLOCKS };
+    few.max(MOST_ROW_PARTS * kv_heads)
 }
 
 pub(crate) struct Compiler<'a> {
@@ -99,6 +110,10 @@ pub(crate) struct Compiler<'a> {
     pub(crate) nodes: Vec<Node>,
     /// Where the next matrix is widened.
     pub(crate) slot: usize,
+    /// [`Rows::arranged`] of F.
+    pub(crate) arranged: Option<(usize, usize)>,
+    /// Whether warpgroups multiply more rows than [`GROUP`] as they do many.
+    wide: bool,
 }
 
 impl<'a> Compiler<'a> {
@@ -111,11 +126,31 @@ impl<'a> Compiler<'a> {
         key: Key,
     ) -> Self {
         let (programs, left) = (products(model), HashMap::new());
-        Compiler { card, model, weights, kv, buffers, key, programs, left, nodes: vec![], slot: 0 }
+        let fits = |layout: &Layout| Wide::of(card.room, *layout, WIDE_COLUMNS[0]).is_some();
+        let wide = !key.even && programs.iter().flatten().all(fits);
+        Compiler {
+            card,
+            model,
+            weights,
+            kv,
+            buffers,
+            key,
+            programs,
+            left,
+            nodes: vec![],
+            slot: 0,
+            arranged: None,
+            wide,
+        }
     }
 
     fn large(&self) -> bool {
-        self.key.rows > SMALL
+        self.many(self.key.rows)
+    }
+
+    /// Whether so many rows are multiplied as many are.
+    fn many(&self, rows: usize) -> bool {
+        rows > if self.wide { GROUP } else { SMALL }
     }
 
     pub(crate) fn push(
@@ -212,7 +247,8 @@ impl<'a> Compiler<'a> {
                 let matrix = |(slot, out): &(_, Buf)| self.weights.matrix(*slot).map(|m| (m, *out));
                 let outs = outs.iter().map(matrix).collect::<Result<Vec<_>, _>>()?;
                 if self.large() {
-                    self.project_many(i..i + 1, &outs, x.h)?;
+                    let arranged = self.arranged.filter(|_| *from == Buf::F);
+                    self.project_many(i..i + 1, &outs, Rows { at: x.h, arranged })?;
                     return Ok(1);
                 }
                 let parts: Vec<_> = outs.iter().map(|(m, out)| (*m, b.raw(*out).ptr)).collect();
@@ -294,20 +330,19 @@ impl<'a> Compiler<'a> {
                 let (weight, eps) =
                     post.map_or(Ok((0, 0.0)), |(s, eps)| self.weights.vector(s).map(|v| (v, eps)))?;
                 let p = self.left(Buf::P);
-                let args = if self.large() { Args::default().ptr(p.ptr) } else { Args::default().planes(&p) };
+                // A block of 1,024 threads a row is faster where all rows have one at once.
+                let many = self.large() && n > 2 * self.card.room.processors;
+                let args = if many { Args::default().ptr(p.ptr) } else { Args::default().planes(&p) };
                 let args = args.ptr(weight).float(eps).ptr(b.x.ptr);
                 let args = args.ptr(self.weights.vector(after.0)?).float(after.1).int(hidden);
                 let h = self.activation(&b.h);
-                let args = if self.large() { args.ptr(h.h) } else { args.activation(&h) };
+                let args = if many { args.ptr(h.h) } else { args.activation(&h) };
                 let features = capture.map_or(0, |index| b.features.ptr + (index * hidden * 4) as u64);
                 let args = args.ptr(b.rows.ptr).ptr(features);
                 let args = args.int(self.model.plans.width(plan.pass, Buf::Features));
                 let steps = i..i + 1 + usize::from(capture.is_some());
-                let (name, threads) = if self.large() {
-                    ("tail_rows", 256)
-                } else {
-                    ("tail", hidden.div_ceil(8).next_multiple_of(32))
-                };
+                let (name, threads) =
+                    if many { ("tail_rows", 256) } else { ("tail", hidden.div_ceil(8).next_multiple_of(32)) };
                 self.push(steps.clone(), NORM, name, (n, 1, 1), threads, args)?;
                 self.leave_activation(Buf::H, &h, hidden);
                 Ok(steps.len())
@@ -381,7 +416,7 @@ impl<'a> Compiler<'a> {
     /// The same of so many rows.
     fn activation_of(&self, act: &Act, rows: usize) -> Activation {
         let a = act.addresses();
-        if rows > SMALL {
+        if self.many(rows) {
             a.halves()
         } else if rows > ALONE || self.key.even {
             let wide = self.card.room.wide && (rows > MOST_NARROW || self.key.even);
@@ -405,21 +440,21 @@ impl<'a> Compiler<'a> {
         let (n, logits) = (self.key.logits, b.logits.ptr);
         const NORM: &str = "src/kernels/norm.cu";
         let mut x = self.activation(&b.h);
-        if n < self.key.rows {
+        if n < self.key.rows || self.large() && !self.many(n) {
             // Rows that ask, in the order of their logits.
             let args = Args::default().ptr(b.rows.ptr).activation(&x).int(m.cols);
             x = self.activation_of(&b.picked, n);
             self.push(steps.clone(), NORM, "gather", (self.key.rows, 1, 1), 1024, args.activation(&x))?;
         }
         let mut left = Planes::one(logits);
-        if n <= SMALL {
+        if !self.many(n) {
             left = self.multiply(steps.clone(), &[(m, b.head.ptr)], x, n, HEAD_PLANES)?[0];
         } else {
             // Pieces of the head that fit a slot, each into its columns of the logits.
             let most = (b.scratch_bytes / SLOTS / (m.cols * 2) / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
             let firsts = (0..m.rows).step_by(most);
             let parts: Vec<_> = firsts.map(|first| m.part(first, (m.rows - first).min(most))).collect();
-            self.products(steps.clone(), &parts, x.h, (n, m.rows), Out::F32(logits))?;
+            self.products(steps.clone(), &parts, x.h.into(), (n, m.rows), Out::F32(logits))?;
         }
         self.scale_cap(steps, &left, n * m.rows, mul, cap)
     }
@@ -453,11 +488,19 @@ impl<'a> Compiler<'a> {
         let args =
             Args::default().ptr(b.rows.ptr).int(n).ptr(b.q16.ptr).int(g.heads).cache(&cache).int(block);
         let out = b.a.addresses().h;
-        let args = args.float(g.score_scale()).halves(&gate).ptr(out);
-        let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), 1);
+        let args = args.float(g.score_scale()).halves(&gate).ptr(out).ptr(b.partial.ptr);
+        let all = if n > SMALL { self.key.splits } else { row_parts(n, 128 * self.key.splits) };
+        let parts = if cache.window > 0 { all.min(row_parts(n, cache.window + n)) } else { all };
+        let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), parts);
         const FILE: &str = "src/kernels/attend.cu";
         let block = (256, ATTEND_SHARED + self.kv.shared_rows());
-        self.push_shared(steps, FILE, &self.kv.kernel("attend_rows"), grid, block, args)?;
+        self.push_shared(steps.clone(), FILE, &self.kv.kernel("attend_rows"), grid, block, args)?;
+        if parts > 1 {
+            let args = Args::default().ptr(b.partial.ptr).int(parts).int(g.heads).cache(&cache);
+            let args = args.halves(&gate).ptr(out);
+            let join = self.kv.kernel("attend_rows_join");
+            self.push(steps, FILE, &join, (g.kv_heads, n, 1), 256, args)?;
+        }
         self.leave(&[(Buf::A, Left::Halves(Halves::rows(out, g.q_width())))]);
         Ok(())
     }

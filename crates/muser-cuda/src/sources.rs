@@ -4,7 +4,7 @@ use crate::chain;
 use crate::few::{product_name, serves};
 use crate::kv::suffix;
 use crate::product::{Crew, Room, crew, team};
-use crate::stream::has_kernel;
+use crate::stream::{WIDE_COLUMNS, Wide, has_kernel};
 use crate::strict;
 use crate::weights::{Layout, source};
 use muser_core::{KvType, Lane};
@@ -45,7 +45,7 @@ const ATTENTION: [(&str, &str, &[&str]); 2] = [
     (
         "attend",
         concat!(include_str!("kernels/kv.cuh"), include_str!("kernels/attend.cu")),
-        &["k_norm_rope_store", "qk_rows", "attend_rows"],
+        &["k_norm_rope_store", "qk_rows", "attend_rows", "attend_rows_join"],
     ),
     (
         "decode",
@@ -53,6 +53,19 @@ const ATTENTION: [(&str, &str, &[&str]); 2] = [
         &["attend_few", "attend_join"],
     ),
 ];
+
+/// What stands before and behind products of many rows from the tiles.
+const JOIN: (&str, &str, &[&str]) = (
+    "join",
+    concat!(include_str!("kernels/stream.cuh"), include_str!("kernels/join.cu")),
+    &["arrange", "join", "join_silu"],
+);
+const STREAM: &str = concat!(include_str!("kernels/stream.cuh"), include_str!("kernels/stream.cu"));
+const STREAM_WIDE: &str = concat!(
+    include_str!("kernels/tile.cuh"),
+    include_str!("kernels/stream.cuh"),
+    include_str!("kernels/stream_wide.cu")
+);
 
 /// Products of few rows, and all of a layer's for one.
 const PROJECT: &str = concat!(include_str!("kernels/tile.cuh"), include_str!("kernels/project.cu"));
@@ -77,7 +90,7 @@ pub(crate) fn sources(
         text,
         kernels: kernels.iter().map(|k| (*k, k.to_string())).collect(),
     };
-    let common = COMMON.iter().map(whole);
+    let common = COMMON.iter().chain([&JOIN]).map(whole);
     let mut numbers: Vec<usize> = types.iter().map(|dtype| source(*dtype).0).collect();
     numbers.sort_unstable();
     numbers.dedup();
@@ -110,13 +123,25 @@ pub(crate) fn sources(
         }
         Source { name, defines, text: PROJECT, kernels }
     });
-    let single = products.iter().filter(|layouts| layouts.len() == 1).map(|layouts| layouts[0]);
-    let streams = single.filter(|layout| has_kernel(*layout)).map(|layout| Source {
+    let single = || products.iter().filter(|layouts| layouts.len() == 1).map(|layouts| layouts[0]);
+    let streams = single().filter(|layout| !room.wide && has_kernel(*layout)).map(|layout| Source {
         name: format!("stream_{}", layout.name()),
         defines: format!("#define TYPE {}", layout as i32),
-        text: include_str!("kernels/stream.cu"),
-        kernels: ["stream", "join"].map(|k| (k, format!("{k}_{}", layout.name()))).to_vec(),
+        text: STREAM,
+        kernels: vec![("stream", format!("stream_{}", layout.name()))],
     });
+    let kernels = single().flat_map(|layout| WIDE_COLUMNS.map(|columns| (layout, columns)));
+    let wide = kernels.filter_map(|(layout, columns)| Some((layout, Wide::of(room, layout, columns)?)));
+    let wide = wide.map(|(layout, wide)| Source {
+        name: wide.name(layout),
+        defines: format!(
+            "#define TYPE {}\n#define COLUMNS {}\n#define STAGES {}\n#define RING_TILES {}",
+            layout as i32, wide.columns, wide.stages, wide.tiles
+        ),
+        text: STREAM_WIDE,
+        kernels: vec![("stream_wide", wide.name(layout))],
+    });
+    let streams = streams.chain(wide);
     let packs = numbers.into_iter().map(|number| Source {
         name: format!("pack_{number}"),
         defines: format!("#define SOURCE {number}"),

@@ -102,11 +102,15 @@ fn time_with(
 pub const PREFILL: [usize; 5] = [64, 128, 256, 512, 2048];
 
 pub fn prefill(device: &mut CudaDevice, seq: SeqId, lengths: &[usize]) {
-    for n in lengths {
-        let tokens: Vec<u32> = (0..*n as u32).map(|i| i * 97 % 200_000).collect();
-        let mut batch = rows(seq, 0, &tokens, false);
-        batch[n - 1].logits = true;
-        time(device, &format!("prefill {n}"), &batch, Pass::Target, 5);
+    for depth in [0, 32_768] {
+        for n in lengths {
+            let tokens: Vec<u32> = (0..*n as u32).map(|i| i * 97 % 200_000).collect();
+            let mut batch = rows(seq, depth, &tokens, false);
+            batch[n - 1].logits = true;
+            let name =
+                if depth == 0 { format!("prefill {n}") } else { format!("prefill {n} at depth {depth}") };
+            time(device, &name, &batch, Pass::Target, 5);
+        }
     }
 }
 
@@ -143,7 +147,7 @@ fn passes(device: &mut CudaDevice) {
         let batch = [Row::new(seq, depth, 17).with_logits()];
         time(device, &format!("decode at depth {depth}"), &batch, Pass::Target, 60);
     }
-    for n in [2usize, 4, 5, 8, 16] {
+    for n in [2usize, 4, 5, 8, 16, 17, 24, 32, 48, 64] {
         let batch = rows(seq, 100, &vec![33; n], true);
         time(device, &format!("{n} rows"), &batch, Pass::Target, 20);
     }

@@ -338,17 +338,47 @@ __device__ __forceinline__ void leave(const Flash& s, int group, const u16* gate
     }
 }
 
-// Prefill: a warp two rows, sixteen neighbouring rows a block, the last rows (which see most) first. grid: (kv_heads, ceil(rows / 16)),
-// 256 threads. Rows of one run read each key once, through shared memory, KEYS at a time, the next on their way.
+// What a part of the keys gave the `group` heads of a row, for attend_rows_join: 16 dimensions of a head at once, then (max, sum) of each,
+// the maximum times `unit`, so that powers of two tell weights.
+__device__ __forceinline__ void leave_part(const Flash& s, int group, float unit, float* part) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int head = g + 8 * r;
+        if (head >= group) continue;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            float4* to = (float4*)(part + head * HD + 16 * (2 * t + c));
+#pragma unroll
+            for (int j = 0; j < 4; ++j) to[j] = make_float4(s.o[4 * j][2 * r + c], s.o[4 * j + 1][2 * r + c], s.o[4 * j + 2][2 * r + c], s.o[4 * j + 3][2 * r + c]);
+        }
+        if (t == 0) *(float2*)(part + 16 * HD + 2 * head) = make_float2(s.max[r] * unit, s.sum[r]);
+    }
+}
+#define PART (16 * HD + 32)        // floats of a part
+
+// The keys of first..last that part `z` of `parts` has: some KEYS of them; where there are none, both are the same multiple of 16.
+__device__ __forceinline__ void part_of_keys(u32& first, u32& last, u32 z, u32 parts) {
+    const u32 from = first & ~15u, each = ((last - from + parts - 1) / parts + KEYS - 1) / KEYS * KEYS, begin = from + z * each;
+    if (begin >= last) first = last = from;
+    else if (z > 0) first = begin;
+    if (begin + each < last) last = begin + each;
+}
+
+// Prefill: a warp two rows, sixteen neighbouring rows a block, the last rows (which see most) first. grid: (kv_heads, ceil(rows / 16), parts),
+// 256 threads. Rows of one run read each key once, through shared memory, KEYS at a time, the next on their way. Where there are several parts, each
+// has its share of the keys and leaves what it found in `partial`.
 // Shared: queries of 8 warps, 8 KB each, then two stages of keys and values.
-extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, int n, const u16* q16, int heads, const Cache cache, int block, float scale, const Halves gate, u16* out) {
+extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, int n, const u16* q16, int heads, const Cache cache, int block, float scale, const Halves gate, u16* out, float* partial) {
     allow_next();
     wait_previous();
     const int warp = threadIdx.x >> 5, group = heads / cache.kv_heads, kv_head = blockIdx.x;
     const int r0 = (gridDim.y - 1 - blockIdx.y) * BLOCK_ROWS, last_row = r0 + BLOCK_ROWS <= n ? r0 + BLOCK_ROWS - 1 : n - 1, mine = r0 + PAIR * warp;
     const Row low = rows[r0], high = rows[last_row];
-    auto leave_row = [&](const Flash& s, int row) {
-        if (row < n) leave(s, group, gate.p ? gate.p + row * gate.stride + kv_head * group * HD : 0, out + ((u64)row * heads + kv_head * group) * HD);
+    auto leave_row = [&](const Flash& s, int row, float unit) {
+        if (row >= n) return;
+        if (gridDim.z > 1) leave_part(s, group, unit, partial + ((u64)(row * cache.kv_heads + kv_head) * gridDim.z + blockIdx.z) * PART);
+        else leave(s, group, gate.p ? gate.p + row * gate.stride + kv_head * group * HD : 0, out + ((u64)row * heads + kv_head * group) * HD);
     };
     if (low.slot != high.slot || high.pos - low.pos != (u32)(last_row - r0)) {
 #pragma unroll 1
@@ -357,11 +387,12 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
             const Row row = rows[at];
             u32 first, last, q[8][4];
             visible(row, cache, block, first, last);
+            part_of_keys(first, last, blockIdx.z, gridDim.z);
             load_queries(q, q16 + ((u64)at * heads + kv_head * group) * HD, group);
             Flash s;
             clear(s);
             flash(s, q, PLANE(cache.k, row.slot, kv_head), PLANE(cache.v, row.slot, kv_head), cache, first, last, first & ~15u, 16, scale);
-            leave_row(s, mine + m);
+            leave_row(s, mine + m, 1.4426950408889634f);
         }
         return;
     }
@@ -381,6 +412,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
     }
     visible(low, cache, block, from, other);
     visible(high, cache, block, other, to);
+    part_of_keys(from, to, blockIdx.z, gridDim.z);
     from &= ~15u;
 #ifdef KV_Q8_0
     const u32 slot = low.slot;
@@ -445,9 +477,11 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
         commit();
     };
 #endif
-    fetch(0);
-    settle(0);
     int stage = 0;
+    if (from < to) {
+        fetch(0);
+        settle(0);
+    }
 #pragma unroll 1
     for (u32 base = from; base < to; base += KEYS, stage ^= 1) {
         arrived<0>();
@@ -461,6 +495,42 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
 #pragma unroll
     for (int m = 0; m < PAIR; ++m) {
         finish(s[m]);
-        leave_row(s[m], mine + m);
+        leave_row(s[m], mine + m, unit);
     }
+}
+
+// Joins the parts of rows whose keys were split, and applies the gate. grid: (kv_heads, rows), 256 threads: eight dimensions of one of 16 heads each.
+extern "C" __global__ void __launch_bounds__(256) attend_rows_join(const float* partial, u32 parts, int heads, const Cache cache, const Halves gate, u16* out) {
+    allow_next();
+    const int group = heads / cache.kv_heads, head = threadIdx.x >> 4, dim = (threadIdx.x & 15) * 8;
+    const float* from = partial + (u64)(blockIdx.y * cache.kv_heads + blockIdx.x) * parts * PART;
+    wait_previous();
+    if (head >= group) return;
+    float top = -1.0e30f, sum = 0.0f;
+#pragma unroll 4
+    for (u32 z = 0; z < parts; ++z) top = fmaxf(top, from[z * PART + 16 * HD + 2 * head]);
+    float4 x[2] = {make_float4(0, 0, 0, 0), make_float4(0, 0, 0, 0)};
+#pragma unroll 4
+    for (u32 z = 0; z < parts; ++z) {
+        const float2 of = *(const float2*)(from + z * PART + 16 * HD + 2 * head);
+        const float weight = exp2_fast(of.x - top);
+        sum += weight * of.y;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) x[i] = add4(x[i], scale4(*(const float4*)(from + z * PART + head * HD + dim + 4 * i), weight));
+    }
+    const u32 at = (blockIdx.x * group + head) * HD + dim;
+    const float inv = 1.0f / sum;
+    uint4 w = gate.p ? *(const uint4*)(gate.p + blockIdx.y * gate.stride + at) : make_uint4(0, 0, 0, 0);
+    u32* const words = (u32*)&w;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float2 y = i & 1 ? make_float2(x[i >> 1].z, x[i >> 1].w) : make_float2(x[i >> 1].x, x[i >> 1].y);
+        y = make_float2(y.x * inv, y.y * inv);
+        if (gate.p) {
+            y.x *= 1.0f / (1.0f + __expf(-half_to_float((u16)words[i])));
+            y.y *= 1.0f / (1.0f + __expf(-half_to_float((u16)(words[i] >> 16))));
+        }
+        words[i] = floats_to_half2(y.x, y.y);
+    }
+    *(uint4*)(out + (u64)blockIdx.y * heads * HD + at) = w;
 }

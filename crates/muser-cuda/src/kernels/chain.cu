@@ -86,10 +86,7 @@ __device__ __forceinline__ void multiply_share(const Chain& c, Run& r, u32 ring_
     if (spread && g >= COLUMNS) sums_at = zeros_at, sums_step = 0;
     x_at = keep(x_at);
     sums_at = keep(sums_at);
-    const u32 head = head_at(LAYOUT);
-    constexpr bool grouped = Kind<LAYOUT>::k_sums;
-    const Lane l = {keep(lane * 16), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
-                    keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), c.masks, keep(six_bits(c.masks))};
+    const Lane l = lane_of<LAYOUT>(lane, lane * 16, c.masks);
     u32 tile = r.tile, done = r.begun, unit = r.from, at = ring_at;
 #pragma unroll 1
     while (unit < r.to) {

@@ -227,10 +227,7 @@ __device__ __forceinline__ void body(const Product& a, const u16* x, const u32 x
     if (spread && g >= COLUMNS) sums_at = zeros_at, sums_step = 0;
     x_at = keep(x_at);
     sums_at = keep(sums_at);
-    const u32 head = head_at(LAYOUT);
-    constexpr bool grouped = Kind<LAYOUT>::k_sums;
-    const Lane l = {keep(piece), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
-                    keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), a.masks, keep(six_bits(a.masks))};
+    const Lane l = lane_of<LAYOUT>(lane, piece, a.masks);
     u32 unit = from, unseen = tiled && BULK ? parts : 0;   // tiles until all columns were waited for
     u32 slot = ring_at;
     constexpr int VALUES = spread ? 1 : 4;

@@ -4,17 +4,6 @@
 // in shared memory, two stages. The steps of all rows of tiles are dealt out evenly; each run of them leaves a plane, and `join` adds
 // those of a row up.
 // Bytes: the weights once, activations once a block. Shared memory and tensor cores bind.
-struct Part {
-    const u8* w;
-    u32 tiles, rows, before, blocks;   // before: its first column of the result; blocks of 16 rows of tiles
-    float scale;
-    u32 pad;
-};
-struct Stream {
-    Part part[4];
-    u32 parts, blocks, steps, cols, n, grid;   // steps of a block's row; blocks of the launch
-};
-
 #define SUMS (TYPE == Q4K || TYPE == Q5K)
 #define ROWS 64
 #define X_ROW 576   // bytes of 256 activations, so that the lanes of a quarter warp meet different banks
@@ -22,14 +11,6 @@ struct Stream {
 #define STAGE_BYTES (X_BYTES + 16 * tile_bytes(TYPE))
 
 extern __shared__ uint4 shared_bytes[];
-
-__device__ __forceinline__ const Part& part_of(const Stream& a, u32& block) {
-    u32 s = 0;
-    while (s + 1 < a.parts && block >= a.part[s].blocks) block -= a.part[s++].blocks;
-    return a.part[s];
-}
-// The block of the launch that has step `at` of all.
-__device__ __forceinline__ u32 owner(const Stream& a, u32 at) { return ((u64)(at + 1) * a.grid - 1) / ((u64)a.blocks * a.steps); }
 
 // Scales of a lane's pieces of one tile: [row / 8][half], each twice in a register; of Q6K and FP4 two a half; of Q4K and Q5K both halves' in
 // the first.
@@ -180,22 +161,4 @@ extern "C" __global__ void __launch_bounds__(512, 1) stream(const Stream a, cons
         block += 1;
         step = 0;
     }
-}
-
-// Adds up the planes; results are f16 or, where `halves` is null, f32. grid: (n, blocks), 256 threads, a row of the blocks each.
-extern "C" __global__ void __launch_bounds__(256) join(const Stream a, const float* planes, u64 stride, u16* halves, float* floats) {
-    allow_next();
-    wait_previous();
-    u32 block = blockIdx.y;
-    const u32 first = block * a.steps, pieces = owner(a, first + a.steps - 1) - owner(a, first) + 1, width = a.blocks * 256;
-    const float* from = planes + (u64)blockIdx.x * width + block * 256 + threadIdx.x;
-    float v = 0.0f;
-    for (u32 i = 0; i < pieces; ++i) v += from[(u64)i * a.n * width];
-    const Part& p = part_of(a, block);
-    const u32 row = block * 256 + threadIdx.x;
-    if (row >= p.rows) return;
-    v *= p.scale;
-    const u64 at = blockIdx.x * stride + p.before + row;
-    if (halves) halves[at] = float_to_half(v);
-    else floats[at] = v;
 }

@@ -39,6 +39,14 @@ struct Lane {
     u32 six;
 };
 
+template <int LAYOUT>
+__device__ __forceinline__ Lane lane_of(u32 lane, u32 piece, const Masks& masks) {
+    const u32 g = lane >> 2, t = lane & 3, head = head_at(LAYOUT);
+    constexpr bool grouped = Kind<LAYOUT>::k_sums;
+    return {keep(piece), keep(grouped ? head + g * 16 : head + lane * 8), keep(grouped ? head + g * 16 + k_word(t) * 4 : Q6K_D + g * 2),
+            keep(head + g * 16 + k_next(t) * 4), keep(k_shift(t)), masks, keep(six_bits(masks))};
+}
+
 // One step of both rows against all activation rows.
 __device__ __forceinline__ void multiply(float acc[2 * NT][4], const u32* f0, const u32* f1, const u32 x[NT], int at) {
 #pragma unroll
