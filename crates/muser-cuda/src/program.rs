@@ -90,10 +90,14 @@ const MOST_ROW_PARTS: usize = 1024;
 
 /// Parts that rows whose keys are split leave at most.
 pub(crate) fn parts(model: &Model, even: bool) -> usize {
-    let of = |c: &CacheSpec| c.kv_heads * splits(c.window.unwrap_or(model.geometry().context), even);
     let kv_heads = model.plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
-    let few = if even { SMALL * model.plans.caches.iter().map(of).max().unwrap_or(1) } else { BLOCKS };
-    few.max(MOST_ROW_PARTS * kv_heads)
+    few_parts(model, even).max(MOST_ROW_PARTS * kv_heads)
+}
+
+/// The same of passes of few rows.
+fn few_parts(model: &Model, even: bool) -> usize {
+    let of = |c: &CacheSpec| c.kv_heads * splits(c.window.unwrap_or(model.geometry().context), even);
+    if even { SMALL * model.plans.caches.iter().map(of).max().unwrap_or(1) } else { BLOCKS }
 }
 
 pub(crate) struct Compiler<'a> {
@@ -522,7 +526,7 @@ impl<'a> Compiler<'a> {
         let block = usize::from(mask == Mask::Block);
         let gate = if gated { self.left(Buf::G) } else { Planes::default() };
         let most = if cache.window > 0 { splits(cache.window, self.key.even) } else { self.key.splits };
-        let room = parts(self.model, self.key.even) / (n * g.kv_heads);
+        let room = few_parts(self.model, self.key.even) / (n * g.kv_heads);
         let splits = self.key.splits.min(most).min(room).max(1);
         let args = args.int(block).float(g.score_scale()).planes(&gate).ptr(b.partial.ptr).activation(&out);
         let grid = (splits, g.kv_heads, n);
