@@ -70,13 +70,17 @@ impl Engine {
         // A card only begins here, and has finished where its logits are asked for.
         group.iter_mut().for_each(|active| active.session.prepare_mask());
         let greedy = group.iter().all(|a| a.session.plain_greedy());
-        let best = if greedy { self.device.best()? } else { vec![] };
-        if let Some(k) = group.iter().filter(|_| !greedy).find_map(|active| active.session.looks_at()) {
-            // A card searches all rows as soon as they are there.
-            self.device.largest(0, k, None)?;
-        }
         // Either way the device has finished when the time is taken.
-        self.device.finish()?;
+        let mut best = vec![];
+        if greedy {
+            best = self.device.best()?;
+        } else {
+            // A card searches all rows as soon as they are there.
+            if let Some(k) = group.iter().find_map(|active| active.session.looks_at()) {
+                self.device.largest(0, k, None)?;
+            }
+            self.device.finish()?;
+        }
         self.costs.target(rows.len(), start.elapsed().as_secs_f64());
 
         let mut all = vec![];
