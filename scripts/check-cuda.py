@@ -52,8 +52,8 @@ def compile(nvrtc, name, source, arch):
 def wide(layout, columns):
     """Stages and tiles of stream_wide.cu's rings (stream.rs)."""
     tiles = 2 if columns == 128 else 3
-    held = 2 if layout in (1, 5) else tiles
-    stages = min(4, (232448 - 16 * held * {1: 4352, 4: 2816, 5: 3360}.get(layout, 2304)) // (288 * columns + 16))
+    held = 1 if layout == 0 else 2 if layout in (1, 5) else tiles
+    stages = min(4, (232448 - 16 * held * {0: 8192, 1: 4352, 4: 2816, 5: 3360}.get(layout, 2304)) // (288 * columns + 16))
     return f"#define TYPE {layout}\n#define COLUMNS {columns}\n#define STAGES {stages}\n#define RING_TILES {tiles}" if stages >= 3 else None
 
 
@@ -84,7 +84,7 @@ def main():
     pairs = [f"#define TYPE {t}\n#define COLUMNS {n}" for t in kinds for n in CREWS]
     sources = [f"#define SOURCE {n}" for n in range(12)]
     types = [f"#define TYPE {t}" for t in range(2, 8)]
-    wides = [define for t in range(1, 8) for n in (32, 64, 128) if (define := wide(t, n))]
+    wides = [define for t in range(8) for n in (32, 64, 128) if (define := wide(t, n))]
     caches = ["", "#define KV_Q8_0"]
     chains = [f"#define COLUMNS {n}\n#define FIRST {kind.replace('SIDE', 'SECOND')}" for kind in kinds for n in (1, 2) if (kind, n) != ("1", 2)]
     variants = lambda name: {"chain.cu": chains, "attend.cu": caches, "decode.cu": caches, "project.cu": pairs, "stream.cu": types, "stream_wide.cu": wides, "pack.cu": sources, "strict_pack.cu": sources}.get(name, [""])

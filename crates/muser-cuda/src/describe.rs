@@ -104,7 +104,7 @@ fn route(group: &[Node], lane: Lane) -> Route {
             starts("stream"),
             "stream + join: the same for more rows; stream_wide by warpgroups",
             format!(
-                "at most {MOST_ROWS} rows, {STREAM_ROOM} KB of shared memory, quants of at most 6 bits; by warpgroups {MOST_WIDE} rows, no f16"
+                "at most {MOST_ROWS} rows, {STREAM_ROOM} KB of shared memory, quants of at most 6 bits; by warpgroups {MOST_WIDE} rows, of Q8_0 half, of f16 a third"
             ),
         ),
         (starts("widen"), "widen + gemm-f16: to f16, then cuBLAS", "else".to_string()),

@@ -58,13 +58,17 @@ impl Wide {
     /// The kernel for these tiles and columns; none where warpgroups don't multiply, or rings of three stages don't fit.
     pub fn of(room: Room, layout: Layout, columns: usize) -> Option<Self> {
         let tiles = if columns == WIDEST { 2 } else { 3 };
-        let held = if matches!(layout, Layout::Q8 | Layout::Q6K) { 2 } else { tiles };
+        let held = match layout {
+            Layout::F16 => 1, // two halves
+            Layout::Q8 | Layout::Q6K => 2,
+            _ => tiles,
+        };
         let rings = BLOCK_TILES * held * layout.tile_bytes();
         let stage = WIDE_BYTES / 2 * columns + 16;
         let stages = room.block.saturating_sub(rings) / stage;
         let stages = stages.min(4);
         let shared = rings + stages * stage;
-        (room.wide && layout != Layout::F16 && stages >= 3).then_some(Wide { columns, stages, tiles, shared })
+        (room.wide && stages >= 3).then_some(Wide { columns, stages, tiles, shared })
     }
 
     pub fn name(&self, layout: Layout) -> String {
@@ -293,10 +297,12 @@ impl Compiler<'_> {
 fn groups(room: Room, parts: &[Matrix], n: usize) -> Option<(usize, usize)> {
     let fits = |columns: &usize| parts.iter().all(|m| Wide::of(room, m.layout, *columns).is_some());
     let widest = WIDE_COLUMNS.into_iter().rfind(fits)?;
+    // Weights of 16 bits are read three times no faster than they are widened.
+    let most = if parts.iter().any(|m| m.layout == Layout::F16) { 2 } else { MOST_LAUNCHES };
     let launches = n.div_ceil(widest);
     let each = n.div_ceil(launches);
     let columns = WIDE_COLUMNS.into_iter().find(|columns| each <= *columns)?;
-    let placed = launches <= MOST_LAUNCHES && self::launches(parts, each, room.processors).is_some();
+    let placed = launches <= most && self::launches(parts, each, room.processors).is_some();
     placed.then_some((each, columns))
 }
 
@@ -333,6 +339,10 @@ mod tests {
                 let wide = Wide::of(room, layout, columns).unwrap();
                 assert!(wide.shared <= room.block, "{layout:?}, {columns} rows: {wide:?}");
             }
+        }
+        for layout in [Layout::F16, Layout::Q8] {
+            let most = WIDE_COLUMNS.map(|columns| Wide::of(room, layout, columns).is_some());
+            assert_eq!(most, [true, true, false], "{layout:?}");
         }
         assert_eq!(Wide::of(Room { wide: false, ..room }, Layout::Q4K, 64), None);
     }

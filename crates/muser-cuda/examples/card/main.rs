@@ -132,7 +132,7 @@ fn check(count: u32, chunks: &[usize], kv: KvType) {
     let tokens: Vec<u32> = (0..count).map(|i| (i * 37 + i * i * 11) % 760).collect();
     let mut wrong = 0;
     // What weights are matters to no cache.
-    let types: &[_] = if kv == KvType::F16 { &["iq4_xs", "iq4_nl", "nvfp4", "q3_k"] } else { &[] };
+    let types: &[_] = if kv == KvType::F16 { &["iq4_xs", "iq4_nl", "nvfp4", "q3_k", "bf16"] } else { &[] };
     // Rows of several tiles, which are cut between warps and blocks.
     let wide = if kv == KvType::F16 { random(&["q4_k_m"], &wide_geometry()) } else { vec![] };
     for (name, model) in fixtures().into_iter().chain(random(types, &tiny_geometry())).chain(wide) {
