@@ -7,7 +7,7 @@ use crate::kv::Kv;
 use crate::launch::{Activation, Args, Halves, Left, Planes};
 use crate::many::{Gemm, Out, SLOTS};
 use crate::product::{ALONE, GROUP, HEAD_PLANES, MOST_NARROW, MOST_PLANES, SUM_PLANES};
-use crate::stream::{Rows, WIDE_COLUMNS, Wide};
+use crate::stream::Rows;
 use crate::weights::{Layout, Matrix, TILE_ROWS, Weights, products};
 use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
 use std::collections::HashMap;
@@ -130,8 +130,7 @@ impl<'a> Compiler<'a> {
         key: Key,
     ) -> Self {
         let (programs, left) = (products(model), HashMap::new());
-        let fits = |layout: &Layout| Wide::of(card.room, *layout, WIDE_COLUMNS[0]).is_some();
-        let wide = !key.even && programs.iter().flatten().all(fits);
+        let wide = card.room.wide && !key.even;
         Compiler {
             card,
             model,

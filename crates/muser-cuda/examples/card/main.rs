@@ -281,13 +281,14 @@ fn split() {
 /// Passes of which only some rows, not the first, ask for logits: one, a group, as many rows as many passes have.
 fn asked() -> bool {
     let (_, model) = fixtures().remove(1);
-    let options = CudaOptions { max_rows: Some(64), ..CudaOptions::default() };
+    let options = CudaOptions { max_rows: Some(130), ..CudaOptions::default() };
     let mut cuda = CudaDevice::load(model.clone(), &options, &mut |_, _| {}).unwrap();
-    let mut reference = Reference::new(model.clone(), KvType::F16, 64);
-    let tokens: Vec<u32> = (0..64).map(|i| (i * 37 + i * i * 11) % 760).collect();
+    let mut reference = Reference::new(model.clone(), KvType::F16, 130);
+    let tokens: Vec<u32> = (0..130).map(|i| (i * 37 + i * i * 11) % 760).collect();
     let (mut same, vocab) = (true, model.geometry().vocab);
-    for (n, ask) in [(2, 1), (3, 1), (17, 1), (20, 2), (5, 3), (32, 20), (64, 1), (64, 2), (64, 7), (64, 40)]
-    {
+    let passes = [(2, 1), (3, 1), (17, 1), (20, 2), (5, 3), (32, 20), (64, 1), (64, 2), (64, 7), (64, 40)];
+    // Warpgroups' widest products, one launch and two.
+    for (n, ask) in passes.into_iter().chain([(100, 2), (130, 3)]) {
         let both = [&mut reference as &mut dyn Device, &mut cuda].map(|device| {
             let seq = device.open(400).unwrap();
             let mut batch = rows(seq, 0, &tokens[..n], false);
