@@ -10,7 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNELS = os.path.join(ROOT, "crates/muser-cuda/src/kernels")
 HEADERS = ["ptx.cuh", "common.cuh", "layout.cuh", "cache.cuh"]
 # What stands between these and a file.
-SERVING = {"project.cu": ["tile.cuh"], "stream.cu": ["stream.cuh"], "stream_wide.cu": ["tile.cuh", "stream.cuh"], "join.cu": ["stream.cuh"], "chain.cu": ["tile.cuh", "ring.cuh"], "attend.cu": ["kv.cuh"], "decode.cu": ["kv.cuh"]}
+SERVING = {"project.cu": ["tile.cuh"], "stream.cu": ["stream.cuh"], "stream_wide.cu": ["tile.cuh", "stream.cuh"], "join.cu": ["stream.cuh"], "chain.cu": ["tile.cuh", "ring.cuh"], "attend.cu": ["kv.cuh", "flash.cuh"], "attend_wide.cu": ["flash.cuh"], "decode.cu": ["kv.cuh"]}
 STRICT = {"strict.cu": ["strict.cuh"], "strict_attend.cu": ["strict.cuh"], "strict_project.cu": ["strict.cuh", "panels.cuh"],
           "strict_pack.cu": ["panels.cuh", "pack.cu"]}
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
@@ -68,7 +68,7 @@ def crew(define, arch):
 
 def is_hot(kernel):
     """Kernels of a decode step and of prefill."""
-    return kernel in ("project", "chain", "stream", "stream_wide", "arrange", "join", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "k_norm_rope_store",
+    return kernel in ("project", "chain", "stream", "stream_wide", "arrange", "join", "widen", "tail", "tail_rows", "silu_rows", "qk_rows", "attend_few", "attend_join", "attend_rows", "attend_wide", "k_norm_rope_store",
                       "strict_project_1", "strict_project_1_wide", "strict_project_8", "strict_scores", "strict_values")
 
 
@@ -91,7 +91,7 @@ def main():
     work = [(path, define) for path in sorted(glob.glob(os.path.join(KERNELS, "*.cu"))) for define in variants(os.path.basename(path))]
     for path, define in work:
         name = os.path.basename(path)
-        for arch in ["sm_90a"] if name == "stream_wide.cu" else ARCHS:   # warpgroups' instructions belong to it alone
+        for arch in ["sm_90a"] if name in ("stream_wide.cu", "attend_wide.cu") else ARCHS:   # warpgroups' instructions belong to it alone
             binary = compile(nvrtc, name, define + crew(define, arch) + "\n" + text(HEADERS + (SERVING | STRICT).get(name, []) + [name]), arch)
             compiled += 1
             if "--digests" in sys.argv:

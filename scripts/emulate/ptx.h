@@ -65,6 +65,27 @@ inline void wide_rows(float (&c)[N][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
         mma(c[n], a0, a1, a2, a3, word[0], word[1]);
     }
 }
+// A half of b in lines.
+inline u32 in_line(u32 at) {
+    u16 half;
+    memcpy(&half, shared_memory + (int)(at ^ (at >> 7 & 7) << 4), 2);
+    return half;
+}
+inline void wide_lines(float (&c)[8][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
+    const u32 lane = my_lane(), g = lane >> 2, t = lane & 3, at = (b & 0x3fff) * 16;
+    for (u32 n = 0; n < 8; ++n) {
+        const u32 from = at + (n * 8 + g) * 128 + t * 4;
+        mma(c[n], a0, a1, a2, a3, in_line(from) | in_line(from + 2) << 16, in_line(from + 16) | in_line(from + 18) << 16);
+    }
+}
+inline void wide_across(float (&c)[16][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
+    const u32 lane = my_lane(), g = lane >> 2, t = lane & 3, at = (b & 0x3fff) * 16, next = (b >> 16) * 16;
+    for (u32 n = 0; n < 16; ++n) {
+        const u32 from = at + n / 8 * next + 2 * t * 128 + n % 8 * 16 + g * 2;
+        mma(c[n], a0, a1, a2, a3, in_line(from) | in_line(from + 128) << 16, in_line(from + 1024) | in_line(from + 1152) << 16);
+    }
+}
+inline void show() {}
 inline void wide_end() {}
 inline void wide_done() {}
 inline void copy16(u32 to, const void* from) { my_copies().back().push_back({shared_memory + (int)to, (const u8*)from, 16}); }

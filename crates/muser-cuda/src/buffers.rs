@@ -1,11 +1,12 @@
 //! Memory for activations, sized once by the largest pass.
 
+use crate::attention::PART_BYTES;
 use crate::chain::{COUNTERS, MOST_CHAINED};
 use crate::gpu::{Gpu, Memory};
 use crate::launch::{Activation, GROUP_ROW};
 use crate::many::SLOTS;
 use crate::product::{HEAD_PLANES, MOST_PLANES, SUM_PLANES};
-use crate::program::{PART_BYTES, SMALL};
+use crate::program::SMALL;
 use crate::stream::{MOST_WIDE, WIDEST, arranged_bytes};
 use crate::weights::TILE_COLS;
 use muser_core::rotary::Rotary;

@@ -3,6 +3,7 @@
 mod observe;
 
 use crate::answers::Answers;
+use crate::attention::parts;
 use crate::buffers::Buffers;
 use crate::chain::{self, Lease};
 use crate::describe;
@@ -10,7 +11,7 @@ use crate::fit::{self, Need};
 use crate::gpu::{Card, Gpu, failed};
 use crate::kv::{Kv, SPARED};
 use crate::largest::Search;
-use crate::program::{Compiler, Key, Node, SMALL, Work, parts};
+use crate::program::{Compiler, Key, Node, SMALL, Work};
 use crate::strict;
 use crate::weights::{self, Weights};
 use cudarc::driver::{CudaGraph, sys};
@@ -243,10 +244,18 @@ impl CudaDevice {
 }
 
 /// What decides the program of a pass.
-pub(crate) fn key(lane: Lane, even: bool, pass: Pass, rows: usize, logits: usize, depth: usize) -> Key {
+pub(crate) fn key(
+    lane: Lane,
+    even: bool,
+    pass: Pass,
+    rows: usize,
+    logits: usize,
+    depth: usize,
+    one: bool,
+) -> Key {
     match lane {
-        Lane::Serving => Key::new(pass, rows, logits, depth, even),
-        Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth), even: true },
+        Lane::Serving => Key::new(pass, rows, logits, depth, even, one),
+        Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth), even: true, shared: false },
     }
 }
 
@@ -324,7 +333,8 @@ impl Device for CudaDevice {
             self.programs.clear();
         }
         let depth = rows.iter().map(|r| r.pos as usize + 1).max().unwrap_or(1);
-        let key = key(self.options.lane, self.options.batch_invariant, pass, rows.len(), asked, depth);
+        let one = self.kv.is_shared(&self.gpu.card) && rows.iter().all(|row| row.seq == rows[0].seq);
+        let key = key(self.options.lane, self.options.batch_invariant, pass, rows.len(), asked, depth, one);
         self.upload_rows(rows)?;
         self.prepare(key)?;
         if pass != Pass::Inject {
@@ -397,6 +407,7 @@ impl Device for CudaDevice {
             rows,
             describe::asked(pass, rows),
             depth,
+            self.kv.is_shared(&self.gpu.card),
         );
         self.compile(key).map(|nodes| describe::routes(&nodes, self.options.lane)).unwrap_or_default()
     }

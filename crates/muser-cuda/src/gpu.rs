@@ -262,7 +262,8 @@ impl Gpu {
                 gpu.context.load_module(Ptx::from_binary(binary)).map_err(failed("load a kernel module"))?;
             for (kernel, name) in &source.kernels {
                 let function = module.load_function(kernel).map_err(failed("find a kernel"))?;
-                if ["project", "chain", "stream", "stream_wide", "attend_rows", "attend_few"].contains(kernel)
+                if ["project", "chain", "stream", "stream_wide", "attend_rows", "attend_wide", "attend_few"]
+                    .contains(kernel)
                     || kernel.starts_with("strict_project")
                 {
                     let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

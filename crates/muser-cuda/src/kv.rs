@@ -1,6 +1,6 @@
 //! Keys and values of sequences on the card: rings and planes of token-major rows.
 
-use crate::gpu::{Gpu, Memory};
+use crate::gpu::{Card, Gpu, Memory};
 use crate::launch::Cache;
 use muser_core::{CacheSpec, DeviceError, KvType, Lane, SeqId};
 use std::collections::HashMap;
@@ -79,6 +79,11 @@ impl Kv {
     /// What attend_rows needs of it beyond halves: factors of 32 keys and values.
     pub fn shared_rows(&self) -> usize {
         if self.kv == KvType::Q8_0 { 512 } else { 0 }
+    }
+
+    /// Whether warpgroups read the keys of a sequence for several rows at once.
+    pub fn is_shared(&self, card: &Card) -> bool {
+        card.room.wide && self.kv == KvType::F16
     }
 
     fn capacity(&self, spec: &CacheSpec, context: usize) -> usize {

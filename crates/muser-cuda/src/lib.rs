@@ -4,6 +4,7 @@
 //! the .cu files under kernels/; NVRTC compiles them for the card at the first start.
 
 mod answers;
+mod attention;
 mod buffers;
 mod chain;
 mod describe;

@@ -1,5 +1,6 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
+use crate::attention::{Attend, row_parts, shares, splits};
 use crate::buffers::{Act, Buffers};
 use crate::chain::COUNTERS;
 use crate::gpu::Card;
@@ -9,7 +10,7 @@ use crate::many::{Gemm, Out, SLOTS};
 use crate::product::{ALONE, GROUP, HEAD_PLANES, MOST_NARROW, MOST_PLANES, SUM_PLANES};
 use crate::stream::Rows;
 use crate::weights::{Layout, Matrix, TILE_ROWS, Weights, products};
-use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Pass, Plan, RopePairs};
+use muser_core::{Buf, DeviceError, Model, Op, Pass, Plan};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -17,11 +18,6 @@ use std::ops::Range;
 pub(crate) const MOST_HIDDEN: usize = 8192;
 /// Rows up to which weights are multiplied as they stream by; for more they are widened to f16 first.
 pub(crate) const SMALL: usize = 32;
-/// Blocks among which the keys of a pass's rows are split: about two for each multiprocessor of a large card.
-pub(crate) const BLOCKS: usize = 256;
-/// Bytes of what one of them leaves (PART of kernels/decode.cu).
-pub(crate) const PART_BYTES: usize = (16 * 128 + 32) * 4;
-
 /// One launch.
 pub(crate) struct Node {
     pub steps: Range<usize>,
@@ -59,45 +55,17 @@ pub(crate) struct Key {
     pub splits: usize,
     /// A row's bits do not depend on the rows beside it: products as for [`GROUP`](crate::product::GROUP) rows, keys split by the row's own depth.
     pub even: bool,
+    /// All rows are of one sequence, and warpgroups may read its keys once for several of them.
+    pub shared: bool,
 }
 
 impl Key {
-    pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize, even: bool) -> Self {
-        let splits = if rows > SMALL { row_parts(rows, depth) } else { splits(depth, even) };
-        Key { pass, rows, logits, splits, even }
+    /// `one`: whether all rows are of one sequence, and warpgroups can read its keys.
+    pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize, even: bool, one: bool) -> Self {
+        let shared = one && !even && shares(rows, depth);
+        let splits = if rows > SMALL { row_parts(rows, depth, shared) } else { splits(depth, even) };
+        Key { pass, rows, logits, splits, even, shared }
     }
-}
-
-/// Rows of a block of attend_rows, and its shared memory: their queries, and two stages of 32 keys and values.
-const ATTEND_ROWS: usize = 16;
-const ATTEND_SHARED: usize = (ATTEND_ROWS * 16 + 2 * 2 * 32) * 256;
-
-/// Blocks among which a row's keys are split: one for each chunk, but two chunks are done as soon in one block as they are joined.
-/// A power of two, so that few programs are compiled; attend_join takes 128. A row with fewer chunks leaves blocks idle: where its parts
-/// must not depend on others, each chunk up to 128 has its block.
-fn splits(depth: usize, even: bool) -> usize {
-    let chunks = depth.div_ceil(128);
-    if chunks <= 2 && !even { 1 } else { chunks.next_power_of_two().min(128) }
-}
-
-/// The same of passes of more rows, whose blocks take [`ATTEND_ROWS`] of them: as many as it takes to occupy a large card, of some 256 keys or more.
-fn row_parts(rows: usize, depth: usize) -> usize {
-    let enough = (128 / rows.div_ceil(ATTEND_ROWS)).max(1).next_power_of_two();
-    enough.min(depth.div_ceil(256).next_power_of_two()).min((MOST_ROW_PARTS / rows).max(1))
-}
-/// Parts that rows of such a pass leave at most for one KV head.
-const MOST_ROW_PARTS: usize = 1024;
-
-/// Parts that rows whose keys are split leave at most.
-pub(crate) fn parts(model: &Model, even: bool) -> usize {
-    let kv_heads = model.plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
-    few_parts(model, even).max(MOST_ROW_PARTS * kv_heads)
-}
-
-/// The same of passes of few rows.
-fn few_parts(model: &Model, even: bool) -> usize {
-    let of = |c: &CacheSpec| c.kv_heads * splits(c.window.unwrap_or(model.geometry().context), even);
-    if even { SMALL * model.plans.caches.iter().map(of).max().unwrap_or(1) } else { BLOCKS }
 }
 
 pub(crate) struct Compiler<'a> {
@@ -147,7 +115,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn large(&self) -> bool {
+    pub(crate) fn large(&self) -> bool {
         self.many(self.key.rows)
     }
 
@@ -262,67 +230,14 @@ impl<'a> Compiler<'a> {
                 self.leave(&left);
                 Ok(1)
             }
-            Op::QkNormRope { q_norm, k_norm, eps, rope } => {
-                let Some(Op::Store { cache }) = next else {
-                    return Err(self.no_kernel(plan, i, "QK-norm that no store follows".into()));
-                };
-                let g = &plan.geometry;
-                if g.head_dim != 128 || g.heads / g.kv_heads > 16 {
-                    return Err(self.no_kernel(
-                        plan,
-                        i,
-                        format!("{} heads of {} on {} KV heads", g.heads, g.head_dim, g.kv_heads),
-                    ));
-                }
-                let heads = if q_norm.is_some() { g.heads } else { 0 };
-                let q_norm = q_norm.map_or(Ok(0), |s| self.weights.vector(s))?;
-                let rope = match rope {
-                    None => 0,
-                    Some(RopePairs::Interleaved) => 1,
-                    Some(RopePairs::Halves) => 2,
-                };
-                let grid = (n, (heads + 2 * g.kv_heads).div_ceil(4), 1);
-                const FILE: &str = "src/kernels/attend.cu";
-                if self.large() {
-                    let (q, k) = (b.q16.ptr, b.k.ptr);
-                    let args = Args::default()
-                        .ptr(b.rows.ptr)
-                        .halves(&self.halves(Buf::Q))
-                        .halves(&self.halves(Buf::K));
-                    let args = args.halves(&self.halves(Buf::V)).ptr(q).ptr(k).int(heads).ptr(q_norm);
-                    let args = args.ptr(self.weights.vector(*k_norm)?).float(*eps).int(rope);
-                    let args = args.ptr(b.angles(plan.pass)).cache(&self.kv.cache(*cache));
-                    self.push(i..i + 2, FILE, &self.kv.kernel("qk_rows"), grid, 128, args)?;
-                    let rows = |ptr, heads| Left::Halves(Halves::rows(ptr, heads * g.head_dim));
-                    self.leave(&[(Buf::Q, rows(q, heads)), (Buf::K, rows(k, g.kv_heads))]);
-                    return Ok(2);
-                }
-                let planes = [Buf::K, Buf::V].map(|buf| self.left(buf));
-                let k_norm = self.weights.vector(*k_norm)?;
-                let turn = |args: Args| {
-                    let args = planes.iter().fold(args, Args::planes).ptr(k_norm).float(*eps);
-                    args.int(rope).ptr(b.angles(plan.pass)).cache(&self.kv.cache(*cache))
-                };
-                let op = |i: usize| plan.steps.get(i).map(|s| &s.op);
-                if let Some(Op::Attend { mask, .. }) = op(i + 2) {
-                    let gated = matches!(op(i + 3), Some(Op::Gate));
-                    let steps = i..i + 3 + usize::from(gated);
-                    let args = Args::default().ptr(b.rows.ptr).int(heads).planes(&self.left(Buf::Q));
-                    let args = turn(args.ptr(q_norm));
-                    self.attend_few(steps.clone(), args, *cache, *mask, gated, plan)?;
-                    return Ok(steps.len());
-                }
-                let args = turn(Args::default().ptr(b.rows.ptr));
-                self.push(i..i + 2, FILE, &self.kv.kernel("k_norm_rope_store"), grid, 128, args)?;
-                Ok(2)
-            }
+            Op::QkNormRope { .. } => self.norm_rope_store(i, plan),
             Op::Attend { .. } if !self.large() => {
                 Err(self.no_kernel(plan, i, "attention that follows no store of its keys".into()))
             }
             Op::Attend { cache, mask } => {
                 let gated = matches!(next, Some(Op::Gate));
                 let steps = i..i + 1 + usize::from(gated);
-                self.attend(steps.clone(), *cache, *mask, gated, plan)?;
+                self.attend(steps.clone(), Attend { cache: *cache, mask: *mask, gated }, plan)?;
                 Ok(steps.len())
             }
             Op::Tail { post, next: after } => {
@@ -378,7 +293,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn no_kernel(&self, plan: &Plan, i: usize, why: String) -> DeviceError {
+    pub(crate) fn no_kernel(&self, plan: &Plan, i: usize, why: String) -> DeviceError {
         DeviceError::NoKernel {
             step: plan.steps[i].name.clone(),
             why,
@@ -388,7 +303,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// Planes that a launch before left in a buffer; nothing where none did.
-    fn left(&self, buf: Buf) -> Planes {
+    pub(crate) fn left(&self, buf: Buf) -> Planes {
         match self.left.get(&buf) {
             Some(Left::Planes(planes)) => *planes,
             _ => Planes::default(),
@@ -473,70 +388,5 @@ impl<'a> Compiler<'a> {
         let logits = self.buffers.logits.ptr;
         let args = Args::default().planes(left).long(all).float(mul).float(cap).ptr(logits);
         self.push(steps, "src/kernels/norm.cu", "scale_cap", (all.div_ceil(256), 1, 1), 256, args)
-    }
-
-    fn attend(
-        &mut self,
-        steps: Range<usize>,
-        index: usize,
-        mask: Mask,
-        gated: bool,
-        plan: &Plan,
-    ) -> Result<(), DeviceError> {
-        let b = self.buffers;
-        let g = &plan.geometry;
-        let (n, cache) = (self.key.rows, self.kv.cache(index));
-        let block = usize::from(mask == Mask::Block);
-        let gate = if gated { self.halves(Buf::G) } else { Halves::default() };
-        let args =
-            Args::default().ptr(b.rows.ptr).int(n).ptr(b.q16.ptr).int(g.heads).cache(&cache).int(block);
-        let out = b.a.addresses().h;
-        let args = args.float(g.score_scale()).halves(&gate).ptr(out).ptr(b.partial.ptr);
-        let all = if n > SMALL { self.key.splits } else { row_parts(n, 128 * self.key.splits) };
-        let parts = if cache.window > 0 { all.min(row_parts(n, cache.window + n)) } else { all };
-        let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), parts);
-        const FILE: &str = "src/kernels/attend.cu";
-        let block = (256, ATTEND_SHARED + self.kv.shared_rows());
-        self.push_shared(steps.clone(), FILE, &self.kv.kernel("attend_rows"), grid, block, args)?;
-        if parts > 1 {
-            let args = Args::default().ptr(b.partial.ptr).int(parts).int(g.heads).cache(&cache);
-            let args = args.halves(&gate).ptr(out);
-            let join = self.kv.kernel("attend_rows_join");
-            self.push(steps, FILE, &join, (g.kv_heads, n, 1), 256, args)?;
-        }
-        self.leave(&[(Buf::A, Left::Halves(Halves::rows(out, g.q_width())))]);
-        Ok(())
-    }
-
-    /// `args` are those of kernels/decode.cu up to the cache.
-    fn attend_few(
-        &mut self,
-        steps: Range<usize>,
-        args: Args,
-        index: usize,
-        mask: Mask,
-        gated: bool,
-        plan: &Plan,
-    ) -> Result<(), DeviceError> {
-        const FILE: &str = "src/kernels/decode.cu";
-        let b = self.buffers;
-        let g = &plan.geometry;
-        let (n, cache, out) = (self.key.rows, self.kv.cache(index), self.activation(&b.a));
-        let block = usize::from(mask == Mask::Block);
-        let gate = if gated { self.left(Buf::G) } else { Planes::default() };
-        let most = if cache.window > 0 { splits(cache.window, self.key.even) } else { self.key.splits };
-        let room = few_parts(self.model, self.key.even) / (n * g.kv_heads);
-        let splits = self.key.splits.min(most).min(room).max(1);
-        let args = args.int(block).float(g.score_scale()).planes(&gate).ptr(b.partial.ptr).activation(&out);
-        let grid = (splits, g.kv_heads, n);
-        let name = self.kv.kernel("attend_few");
-        self.push_shared(steps.clone(), FILE, &name, grid, (256, self.kv.shared_few()), args)?;
-        self.leave_activation(Buf::A, &out, g.q_width());
-        if splits == 1 {
-            return Ok(());
-        }
-        let args = Args::default().ptr(b.rows.ptr).ptr(b.partial.ptr).int(g.heads).cache(&cache).int(block);
-        let args = args.int(splits).float(g.score_scale()).planes(&gate).activation(&out);
-        self.push(steps, FILE, &self.kv.kernel("attend_join"), (g.heads, n, 1), 128, args)
     }
 }

@@ -44,8 +44,12 @@ const COMMON: [(&str, &str, &[&str]); 3] = [
 const ATTENTION: [(&str, &str, &[&str]); 2] = [
     (
         "attend",
-        concat!(include_str!("kernels/kv.cuh"), include_str!("kernels/attend.cu")),
-        &["k_norm_rope_store", "qk_rows", "attend_rows", "attend_rows_join"],
+        concat!(
+            include_str!("kernels/kv.cuh"),
+            include_str!("kernels/flash.cuh"),
+            include_str!("kernels/attend.cu")
+        ),
+        &["qk_few", "qk_rows", "attend_rows", "attend_rows_join"],
     ),
     (
         "decode",
@@ -53,6 +57,13 @@ const ATTENTION: [(&str, &str, &[&str]); 2] = [
         &["attend_few", "attend_join"],
     ),
 ];
+
+/// The same by warpgroups.
+const ATTEND_WIDE: (&str, &str, &[&str]) = (
+    "attend_wide",
+    concat!(include_str!("kernels/flash.cuh"), include_str!("kernels/attend_wide.cu")),
+    &["attend_wide"],
+);
 
 /// What stands before and behind products of many rows from the tiles.
 const JOIN: (&str, &str, &[&str]) = (
@@ -90,7 +101,8 @@ pub(crate) fn sources(
         text,
         kernels: kernels.iter().map(|k| (*k, k.to_string())).collect(),
     };
-    let common = COMMON.iter().chain([&JOIN]).map(whole);
+    let wide = room.wide && kv == KvType::F16;
+    let common = COMMON.iter().chain([&JOIN]).chain(Some(&ATTEND_WIDE).filter(|_| wide)).map(whole);
     let mut numbers: Vec<usize> = types.iter().map(|dtype| source(*dtype).0).collect();
     numbers.sort_unstable();
     numbers.dedup();

@@ -7,6 +7,7 @@
 //! only its passes of many rows. `kv=q8_0` anywhere behind that keeps keys and values so. A comparison that fails ends with status 1.
 #![allow(clippy::unwrap_used)]
 
+mod deep;
 mod largest;
 mod speed;
 
@@ -36,6 +37,7 @@ fn main() {
         Some("check") => {
             check(args.get(2).map_or(300, |n| n.parse().unwrap()), &chunks(&[1, 2, 3, 8, 13, 64, 300]), kv);
         }
+        Some("deep") => std::process::exit(i32::from(!deep::deep())),
         Some("state") => state(kv),
         Some("split") => split(),
         Some("strict") => strict(args.get(2).map(String::as_str), &chunks(&[1, 7, 64, 512])),
@@ -218,6 +220,7 @@ fn check(count: u32, chunks: &[usize], kv: KvType) {
     wrong += usize::from(kv == KvType::F16 && !asked());
     wrong += usize::from(!streams(kv));
     wrong += usize::from(kv == KvType::F16 && !largest::largest());
+    wrong += usize::from(kv == KvType::F16 && !deep::deep());
     std::process::exit(i32::from(wrong > 0));
 }
 

@@ -23,45 +23,78 @@ __device__ __forceinline__ void rotate(float2& a, float2& b, const float2* angle
     }
 }
 
-// Keys and values of few rows that no query follows: a warp a head, four a block. grid: (rows, ceil(2 * kv_heads / 4)), 128 threads.
-extern "C" __global__ void k_norm_rope_store(const Row* rows, const Planes k, const Planes v, const float* k_norm, float eps, int rope, const float2* angles, const Cache cache) {
-    allow_next();
-    wait_previous();
-    const Row row = rows[blockIdx.x];
-    const int kv_heads = cache.kv_heads, head = blockIdx.y * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, at = head % kv_heads;
-    if (head >= 2 * kv_heads) return;
-    const Planes from = head < kv_heads ? k : v;
-    const float2* p = (const float2*)(from.p + ((u64)blockIdx.x * kv_heads + at) * HD);
-    // Lane holds elements 2l, 2l+1 and 64+2l, 65+2l.
-    float2 a = p[lane], b = p[32 + lane];
+// A lane's elements 2l, 2l + 1 and 64 + 2l, 65 + 2l of head `at` of `heads`, of this block's row.
+__device__ __forceinline__ void load_head(const Halves& from, int heads, int at, float2& a, float2& b) {
+    const int lane = threadIdx.x & 31;
+    const u32* words = (const u32*)(from.p + blockIdx.x * from.stride + at * HD);
+    a = two_halves(words[lane]);
+    b = two_halves(words[32 + lane]);
+}
+__device__ __forceinline__ void load_head(const Planes& from, int heads, int at, float2& a, float2& b) {
+    const int lane = threadIdx.x & 31;
+    const float2* p = (const float2*)(from.p + ((u64)blockIdx.x * heads + at) * HD);
+    a = p[lane];
+    b = p[32 + lane];
     for (int i = 1; i < from.count; ++i) {
-        float2 x = p[i * from.stride / 2 + lane], y = p[i * from.stride / 2 + 32 + lane];
+        const float2 x = p[i * from.stride / 2 + lane], y = p[i * from.stride / 2 + 32 + lane];
         a = make_float2(a.x + x.x, a.y + x.y);
         b = make_float2(b.x + y.x, b.y + y.y);
     }
-    if (head < kv_heads) {
-        float f = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) / (float)HD + eps);
-        float2 wa = ((const float2*)k_norm)[lane], wb = ((const float2*)k_norm)[32 + lane];
+}
+
+// Norm and rotation of queries and keys, and the store of keys and values, a warp a head, four a block. grid: (rows, ceil((heads + 2 * kv_heads) / 4)),
+// 128 threads. Queries are left in q16, keys also in k16, where these are wanted.
+template <typename From>
+__device__ __forceinline__ void norm_rope_store(const Row* rows, const From& q, const From& k, const From& v, u16* q16, u16* k16, int heads, const float* q_norm, const float* k_norm, float eps, int rope, const float2* angles, const Cache& cache) {
+    const Row row = rows[blockIdx.x];
+    const int kv_heads = cache.kv_heads, head = blockIdx.y * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (head >= heads + 2 * kv_heads) return;
+    const int kind = head < heads ? 0 : head < heads + kv_heads ? 1 : 2, at = kind == 0 ? head : kind == 1 ? head - heads : head - heads - kv_heads;
+    From from = v;
+    if (kind == 0) from = q;
+    if (kind == 1) from = k;
+    float2 a, b;
+    load_head(from, kind == 0 ? heads : kv_heads, at, a, b);
+    u32* kept = 0;
+    if (kind < 2) {
+        const float2* w = (const float2*)(kind == 0 ? q_norm : k_norm);
+        const float2 wa = w[lane], wb = w[32 + lane];
+        const float f = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) / (float)HD + eps);
         a = make_float2(a.x * f * wa.x, a.y * f * wa.y);
         b = make_float2(b.x * f * wb.x, b.y * f * wb.y);
         rotate(a, b, angles + (u64)row.pos * (HD / 2), rope);
+        if (kind == 0) kept = (u32*)(q16 + ((u64)blockIdx.x * heads + at) * HD);
+        else if (k16) kept = (u32*)(k16 + ((u64)blockIdx.x * kv_heads + at) * HD);
     }
+    const u32 lo = floats_to_half2(a.x, a.y), hi = floats_to_half2(b.x, b.y);
+    if (kept) { kept[lane] = lo; kept[32 + lane] = hi; }
+    if (kind == 0) return;
+    const u64 place = (u64)row_of(cache, row.pos) * cache.width;
 #ifdef KV_Q8_0
-    store_head(PLANE(head < kv_heads ? cache.k : cache.v, row.slot, at), (u64)row_of(cache, row.pos) * cache.width, a, b);
+    store_head(PLANE(kind == 1 ? cache.k : cache.v, row.slot, at), place, a, b);
 #else
-    u16* base = ((u16**)(head < kv_heads ? cache.k : cache.v))[row.slot];
-    u32* to = (u32*)(base + (u64)row_of(cache, row.pos) * cache.width + at * HD);
-    to[lane] = floats_to_half2(a.x, a.y);
-    to[32 + lane] = floats_to_half2(b.x, b.y);
+    u32* to = (u32*)(PLANE(kind == 1 ? cache.k : cache.v, row.slot, at) + place);
+    to[lane] = lo;
+    to[32 + lane] = hi;
 #endif
 }
 
-extern __shared__ uint4 shared_bytes[];
+// Of few rows; without heads, for keys and values that no query follows.
+extern "C" __global__ void qk_few(const Row* rows, const Planes q, const Planes k, const Planes v, u16* q16, int heads, const float* q_norm, const float* k_norm, float eps, int rope, const float2* angles, const Cache cache) {
+    allow_next();
+    wait_previous();
+    norm_rope_store(rows, q, k, v, q16, 0, heads, q_norm, k_norm, eps, rope, angles, cache);
+}
 
-// State of one warp: 16 query heads of one KV head.
-struct Flash {
-    float max[2], sum[2], o[16][4];   // rows g and g + 8; tile j holds dimensions 16 * column + j
-};
+// Of many.
+extern "C" __global__ void qk_rows(const Row* rows, const Halves q, const Halves k, const Halves v, u16* q16, u16* k16, int heads, const float* q_norm, const float* k_norm, float eps, int rope, const float2* angles,
+                                   const Cache cache) {
+    allow_next();
+    wait_previous();
+    norm_rope_store(rows, q, k, v, q16, k16, heads, q_norm, k_norm, eps, rope, angles, cache);
+}
+
+extern __shared__ uint4 shared_bytes[];
 
 // 16 keys from `base` on, of which first..last (exclusive) count. kv: keys g and 8 + g, a lane's 32 dimensions; vv: values of keys
 // 2t, 2t + 1, 2t + 8, 2t + 9, a lane's 16 dimensions.
@@ -107,14 +140,6 @@ __device__ __forceinline__ void flash_step(Flash& s, const u32 q[8][4], const ui
     for (int j = 0; j < 8; ++j) {
         mma(s.o[2 * j], a[0], a[1], a[2], a[3], pack_low(v0[j], v1[j]), pack_low(v2[j], v3[j]));
         mma(s.o[2 * j + 1], a[0], a[1], a[2], a[3], pack_high(v0[j], v1[j]), pack_high(v2[j], v3[j]));
-    }
-}
-
-__device__ __forceinline__ void finish(Flash& s) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        s.sum[r] += __shfl_xor_sync(0xffffffffu, s.sum[r], 1);
-        s.sum[r] += __shfl_xor_sync(0xffffffffu, s.sum[r], 2);
     }
 }
 
@@ -164,50 +189,6 @@ __device__ __forceinline__ void load_queries(u32 q[8][4], const u16* q16, int gr
         }
 }
 
-__device__ __forceinline__ void clear(Flash& s) {
-    s.max[0] = s.max[1] = -1.0e30f;
-    s.sum[0] = s.sum[1] = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) s.o[j][0] = s.o[j][1] = s.o[j][2] = s.o[j][3] = 0.0f;
-}
-
-// What k_norm_rope_store does, for many rows and with queries. grid: (rows, ceil((heads + 2 * kv_heads) / 4)), 128 threads.
-extern "C" __global__ void qk_rows(const Row* rows, const Halves q, const Halves k, const Halves v, u16* q16, u16* k16, int heads, const float* q_norm, const float* k_norm, float eps, int rope,
-                                   const float2* angles, const Cache cache) {
-    allow_next();
-    wait_previous();
-    const Row row = rows[blockIdx.x];
-    const int all = heads + 2 * cache.kv_heads, head = blockIdx.y * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
-    if (head >= all) return;
-    const int kind = head < heads ? 0 : head < heads + (int)cache.kv_heads ? 1 : 2;
-    const int at = kind == 0 ? head : kind == 1 ? head - heads : head - heads - (int)cache.kv_heads;
-    const Halves from = kind == 0 ? q : kind == 1 ? k : v;
-    // Words of a head: lane holds elements 2l, 2l+1 and 64+2l, 65+2l, as in k_norm_rope_store.
-    const u32* words = (const u32*)(from.p + blockIdx.x * from.stride + at * HD);
-    float2 a = two_halves(words[lane]), b = two_halves(words[32 + lane]);
-    u32* kept = 0;
-    if (kind < 2) {
-        const float2* w = (const float2*)(kind == 0 ? q_norm : k_norm);
-        const float2 wa = w[lane], wb = w[32 + lane];
-        float f = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) / (float)HD + eps);
-        a = make_float2(a.x * f * wa.x, a.y * f * wa.y);
-        b = make_float2(b.x * f * wb.x, b.y * f * wb.y);
-        rotate(a, b, angles + (u64)row.pos * (HD / 2), rope);
-        kept = (u32*)(kind == 0 ? q16 + ((u64)blockIdx.x * heads + at) * HD : k16 + ((u64)blockIdx.x * cache.kv_heads + at) * HD);
-    }
-    const u32 lo = floats_to_half2(a.x, a.y), hi = floats_to_half2(b.x, b.y);
-    if (kept) { kept[lane] = lo; kept[32 + lane] = hi; }
-#ifdef KV_Q8_0
-    if (kind > 0) store_head(PLANE(kind == 1 ? cache.k : cache.v, row.slot, at), (u64)row_of(cache, row.pos) * cache.width, a, b);
-#else
-    if (kind > 0) {
-        u32* to = (u32*)(((u16**)(kind == 1 ? cache.k : cache.v))[row.slot] + (u64)row_of(cache, row.pos) * cache.width + at * HD);
-        to[lane] = lo;
-        to[32 + lane] = hi;
-    }
-#endif
-}
-
 #define KEYS 32   // no more than a ring holds
 #define PAIR 2   // query rows of a warp
 #define BLOCK_ROWS (8 * PAIR)
@@ -239,45 +220,7 @@ __device__ __forceinline__ void flash_shared(Flash s[PAIR], u32 q, const uint4* 
         }
     }
 #pragma unroll
-    for (int m = 0; m < PAIR; ++m) {
-        if (base < first[m] || base + KEYS > last[m]) {
-#pragma unroll
-            for (int tile = 0; tile < KEYS / 8; ++tile)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    u32 key = base + tile * 8 + 2 * t + (i & 1);
-                    if (key < first[m] || key >= last[m]) c[m][tile][i] = -1.0e30f;
-                }
-        }
-        float top[2] = {s[m].max[0], s[m].max[1]};
-#pragma unroll
-        for (int tile = 0; tile < KEYS / 8; ++tile)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) top[i >> 1] = fmaxf(top[i >> 1], c[m][tile][i]);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-        }
-        if (__any_sync(0xffffffffu, top[0] > s[m].max[0] || top[1] > s[m].max[1])) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float shrink = exp2_fast((s[m].max[r] - top[r]) * unit);
-                s[m].max[r] = top[r];
-                s[m].sum[r] *= shrink;
-#pragma unroll
-                for (int j = 0; j < 16; ++j) { s[m].o[j][2 * r] *= shrink; s[m].o[j][2 * r + 1] *= shrink; }
-            }
-        }
-        const float shift[2] = {s[m].max[0] * unit, s[m].max[1] * unit};
-#pragma unroll
-        for (int tile = 0; tile < KEYS / 8; ++tile)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                c[m][tile][i] = exp2_fast(c[m][tile][i] * unit - shift[i >> 1]);
-                s[m].sum[i >> 1] += c[m][tile][i];
-            }
-    }
+    for (int m = 0; m < PAIR; ++m) weigh(s[m], c[m], base, first[m], last[m], unit);
 #pragma unroll
     for (int part = 0; part < KEYS / 16; ++part) {
         u32 a[PAIR][4];
@@ -355,16 +298,6 @@ __device__ __forceinline__ void leave_part(const Flash& s, int group, float unit
         if (t == 0) *(float2*)(part + 16 * HD + 2 * head) = make_float2(s.max[r] * unit, s.sum[r]);
     }
 }
-#define PART (16 * HD + 32)        // floats of a part
-
-// The keys of first..last that part `z` of `parts` has: some KEYS of them; where there are none, both are the same multiple of 16.
-__device__ __forceinline__ void part_of_keys(u32& first, u32& last, u32 z, u32 parts) {
-    const u32 from = first & ~15u, each = ((last - from + parts - 1) / parts + KEYS - 1) / KEYS * KEYS, begin = from + z * each;
-    if (begin >= last) first = last = from;
-    else if (z > 0) first = begin;
-    if (begin + each < last) last = begin + each;
-}
-
 // Prefill: a warp two rows, sixteen neighbouring rows a block, the last rows (which see most) first. grid: (kv_heads, ceil(rows / 16), parts),
 // 256 threads. Rows of one run read each key once, through shared memory, KEYS at a time, the next on their way. Where there are several parts, each
 // has its share of the keys and leaves what it found in `partial`.
@@ -387,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
             const Row row = rows[at];
             u32 first, last, q[8][4];
             visible(row, cache, block, first, last);
-            part_of_keys(first, last, blockIdx.z, gridDim.z);
+            part_of_keys(first, last, blockIdx.z, gridDim.z, KEYS);
             load_queries(q, q16 + ((u64)at * heads + kv_head * group) * HD, group);
             Flash s;
             clear(s);
@@ -412,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
     }
     visible(low, cache, block, from, other);
     visible(high, cache, block, other, to);
-    part_of_keys(from, to, blockIdx.z, gridDim.z);
+    part_of_keys(from, to, blockIdx.z, gridDim.z, KEYS);
     from &= ~15u;
 #ifdef KV_Q8_0
     const u32 slot = low.slot;

@@ -5,6 +5,8 @@ struct Cache {
     u32 capacity, window, kv_heads, width;   // window 0: none
 };
 #define HD 128
+// Floats that a part of a row's keys leaves in the serving lane: values of the (up to 16) heads of a KV head, then (max, sum) of each.
+#define PART (16 * HD + 32)
 
 __device__ __forceinline__ u32 row_of(const Cache& c, u32 pos) { return c.window ? pos % c.capacity : pos; }
 

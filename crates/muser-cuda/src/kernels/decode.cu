@@ -20,7 +20,6 @@
 #define RAW 1.0f
 #endif
 #define FRESH 32                   // rows of a pass at most
-#define PART (16 * HD + 32)        // floats of a part: values of 16 heads, then (max, sum) of each
 // Shared memory; all of it is shared_few in kv.rs.
 #define Q_AT (2 * STAGE)
 #define K_AT (Q_AT + 16 * Q_ROW)

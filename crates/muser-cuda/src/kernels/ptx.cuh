@@ -108,16 +108,23 @@ __device__ __forceinline__ void wide_rows(float (&c)[4][4], u32 a0, u32 a1, u32 
                  : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(128 >> 4));
 }
+template <int HIGH = (128 >> 4)>
 __device__ __forceinline__ void wide_rows(float (&c)[8][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
     asm volatile("{\n\t.reg .b64 b;\n\tmov.b64 b, {%36, %37};\n\twgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, b, 1, 1, 1, 0;\n\t}"
                  : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(128 >> 4));
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(HIGH));
 }
+template <int HIGH = (128 >> 4), int ACROSS = 0>
 __device__ __forceinline__ void wide_rows(float (&c)[16][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
-    asm volatile("{\n\t.reg .b64 b;\n\tmov.b64 b, {%68, %69};\n\twgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, b, 1, 1, 1, 0;\n\t}"
+    asm volatile("{\n\t.reg .b64 b;\n\tmov.b64 b, {%68, %69};\n\twgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, b, 1, 1, 1, %70;\n\t}"
                  : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(128 >> 4));
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(HIGH), "n"(ACROSS));
 }
+// The same with b in lines of 128 bytes, of whose eight pieces piece i of line l stands at i ^ (l & 7), from a multiple of 1,024 bytes on: `wide_lines`, its
+// columns in lines, two bytes after each other, 8,192 bytes from 64 to the next; `wide_across`, its 16 rows in lines, WIDE_K bytes from 64 columns to the next.
+#define WIDE_LINES (1024 >> 4 | 1 << 30)
+__device__ __forceinline__ void wide_lines(float (&c)[8][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) { wide_rows<WIDE_LINES>(c, a0, a1, a2, a3, b); }
+__device__ __forceinline__ void wide_across(float (&c)[16][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) { wide_rows<WIDE_LINES, 1>(c, a0, a1, a2, a3, b); }
 __device__ __forceinline__ void wide_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wide_done() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
@@ -160,6 +167,12 @@ __device__ __forceinline__ void open_barriers() {}
 __device__ __forceinline__ void copy_bulk(u32, const void*, u32, u32) {}
 __device__ __forceinline__ void wait_bulk(u32) {}
 #endif
+// What this thread wrote to shared memory, copies that have arrived too, may be read by products of warpgroups once others know of it.
+__device__ __forceinline__ void show() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 // Ends a group of copies; waits until all but the last N groups are there.
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>

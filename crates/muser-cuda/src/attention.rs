@@ -1,0 +1,248 @@
+//! Attention of the serving lane as launches: norm, rotation and store of a layer's keys, then which kernel reads them, and among how many blocks
+//! they are split.
+
+use crate::launch::{Args, Halves, Left, Planes};
+use crate::product::{ALONE, GROUP};
+use crate::program::{Compiler, SMALL};
+use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Plan, RopePairs};
+use std::ops::Range;
+
+/// Blocks among which the keys of a pass's rows are split: about two for each multiprocessor of a large card.
+const BLOCKS: usize = 256;
+/// Bytes of what one of them leaves (PART of kernels/cache.cuh).
+pub(crate) const PART_BYTES: usize = (16 * 128 + 32) * 4;
+/// Query heads of a KV head at most.
+const MOST_GROUP: usize = 16;
+
+/// Rows of a block of attend_rows, and its shared memory: their queries, and two stages of 32 keys and values.
+const ATTEND_ROWS: usize = 16;
+const ATTEND_SHARED: usize = (ATTEND_ROWS * 16 + 2 * 2 * 32) * 256;
+/// The same of attend_wide: six stages of 64 keys and values from a multiple of 1,024 bytes on, and two barriers for each.
+const WIDE_ROWS: usize = 8;
+const WIDE_SHARED: usize = 1024 + 6 * (64 * 2 * 256 + 16);
+/// Rows times keys from which on few rows read a sequence's keys together: below, a launch more costs what it saves.
+const SHARED: usize = 49_152;
+
+/// Whether so many rows of one sequence read its keys together, in some layer.
+pub(crate) fn shares(rows: usize, depth: usize) -> bool {
+    rows > GROUP || rows > ALONE && rows * 128 * splits(depth, false) >= SHARED
+}
+
+/// Blocks among which a row's keys are split: one for each chunk, but two chunks are done as soon in one block as they are joined.
+/// A power of two, so that few programs are compiled; attend_join takes 128. A row with fewer chunks leaves blocks idle: where its parts
+/// must not depend on others, each chunk up to 128 has its block.
+pub(crate) fn splits(depth: usize, even: bool) -> usize {
+    let chunks = depth.div_ceil(128);
+    if chunks <= 2 && !even { 1 } else { chunks.next_power_of_two().min(128) }
+}
+
+/// The same of passes of more rows, whose blocks take some of them: as many as it takes to occupy a large card, of some 256 keys or more. (Blocks of
+/// attend_wide have a multiprocessor each, of attend_rows two share one.)
+pub(crate) fn row_parts(rows: usize, depth: usize, shared: bool) -> usize {
+    let enough = match shared {
+        true => 64 / rows.div_ceil(WIDE_ROWS),
+        false => (128 / rows.div_ceil(ATTEND_ROWS)).max(1).next_power_of_two(),
+    };
+    enough.max(1).min(depth.div_ceil(256).next_power_of_two()).min((MOST_ROW_PARTS / rows).max(1))
+}
+/// Parts that rows of such a pass leave at most for one KV head.
+const MOST_ROW_PARTS: usize = 1024;
+
+/// Parts that rows whose keys are split leave at most.
+pub(crate) fn parts(model: &Model, even: bool) -> usize {
+    let kv_heads = model.plans.caches.iter().map(|c| c.kv_heads).max().unwrap_or(1);
+    few_parts(model, even).max(MOST_ROW_PARTS * kv_heads)
+}
+
+/// The same of passes of few rows.
+fn few_parts(model: &Model, even: bool) -> usize {
+    let of = |c: &CacheSpec| c.kv_heads * splits(c.window.unwrap_or(model.geometry().context), even);
+    if even { SMALL * model.plans.caches.iter().map(of).max().unwrap_or(1) } else { BLOCKS }
+}
+
+/// Files of kernels.
+const ATTEND: &str = "src/kernels/attend.cu";
+const WIDE: &str = "src/kernels/attend_wide.cu";
+const DECODE: &str = "src/kernels/decode.cu";
+
+/// An attention step: which cache, what rows of one batch see of each other, whether a gate follows.
+#[derive(Clone, Copy)]
+pub(crate) struct Attend {
+    pub cache: usize,
+    pub mask: Mask,
+    pub gated: bool,
+}
+
+impl Compiler<'_> {
+    /// The step at `i`, norm and rotation, with the store behind it; of few rows attention and its gate, too. Returns how many steps these are.
+    pub(crate) fn norm_rope_store(&mut self, i: usize, plan: &Plan) -> Result<usize, DeviceError> {
+        let op = |i: usize| plan.steps.get(i).map(|s| &s.op);
+        let (Some(Op::QkNormRope { q_norm, k_norm, eps, rope }), Some(Op::Store { cache })) =
+            (op(i), op(i + 1))
+        else {
+            return Err(self.no_kernel(plan, i, "QK-norm that no store follows".into()));
+        };
+        let (b, n, g) = (self.buffers, self.key.rows, &plan.geometry);
+        if g.head_dim != 128 || g.heads / g.kv_heads > MOST_GROUP {
+            return Err(self.no_kernel(
+                plan,
+                i,
+                format!("{} heads of {} on {} KV heads", g.heads, g.head_dim, g.kv_heads),
+            ));
+        }
+        let heads = if q_norm.is_some() { g.heads } else { 0 };
+        let q_norm = q_norm.map_or(Ok(0), |s| self.weights.vector(s))?;
+        let k_norm = self.weights.vector(*k_norm)?;
+        let rope = match rope {
+            None => 0,
+            Some(RopePairs::Interleaved) => 1,
+            Some(RopePairs::Halves) => 2,
+        };
+        let grid = (n, (heads + 2 * g.kv_heads).div_ceil(4), 1);
+        let turn = |args: Args, kv: &Self| {
+            args.ptr(k_norm).float(*eps).int(rope).ptr(b.angles(plan.pass)).cache(&kv.kv.cache(*cache))
+        };
+        if self.large() {
+            let (q, k) = (b.q16.ptr, b.k.ptr);
+            let args = Args::default().ptr(b.rows.ptr);
+            let args =
+                [Buf::Q, Buf::K, Buf::V].iter().fold(args, |args, buf| args.halves(&self.halves(*buf)));
+            let args = turn(args.ptr(q).ptr(k).int(heads).ptr(q_norm), self);
+            self.push(i..i + 2, ATTEND, &self.kv.kernel("qk_rows"), grid, 128, args)?;
+            let rows = |ptr, heads| Left::Halves(Halves::rows(ptr, heads * g.head_dim));
+            self.leave(&[(Buf::Q, rows(q, heads)), (Buf::K, rows(k, g.kv_heads))]);
+            return Ok(2);
+        }
+        let q = if heads > 0 { self.left(Buf::Q) } else { Planes::default() };
+        let [k, v] = [Buf::K, Buf::V].map(|buf| self.left(buf));
+        let attends = match op(i + 2) {
+            Some(Op::Attend { mask, .. }) => {
+                let gated = matches!(op(i + 3), Some(Op::Gate));
+                Some((i..i + 3 + usize::from(gated), Attend { cache: *cache, mask: *mask, gated }))
+            }
+            _ => None,
+        };
+        let together = attends.as_ref().is_some_and(|(_, attend)| self.reads_together(attend.cache));
+        if let Some((steps, attend)) = attends.as_ref().filter(|_| !together) {
+            let args = Args::default().ptr(b.rows.ptr).int(heads).planes(&q).ptr(q_norm);
+            self.attend_few(steps.clone(), turn(args.planes(&k).planes(&v), self), *attend, plan)?;
+            return Ok(steps.len());
+        }
+        let args = Args::default().ptr(b.rows.ptr).planes(&q).planes(&k).planes(&v);
+        let args = turn(args.ptr(b.q16.ptr).int(heads).ptr(q_norm), self);
+        let Some((steps, attend)) = attends else {
+            self.push(i..i + 2, ATTEND, &self.kv.kernel("qk_few"), grid, 128, args)?;
+            return Ok(2);
+        };
+        self.push(steps.clone(), ATTEND, &self.kv.kernel("qk_few"), grid, 128, args)?;
+        let parts = row_parts(n, 128 * self.key.splits, true);
+        self.attend_wide(steps.clone(), attend, parts, 1.0, Halves::default(), plan)?;
+        self.attend_join(steps.clone(), attend, parts, plan)?;
+        Ok(steps.len())
+    }
+
+    /// Whether few rows read the keys of a cache together.
+    fn reads_together(&self, cache: usize) -> bool {
+        let keys = 128 * self.key.splits;
+        let keys = self.model.plans.caches[cache].window.map_or(keys, |window| keys.min(window));
+        self.key.shared && self.key.rows * keys >= SHARED
+    }
+
+    /// Attention of many rows.
+    pub(crate) fn attend(
+        &mut self,
+        steps: Range<usize>,
+        attend: Attend,
+        plan: &Plan,
+    ) -> Result<(), DeviceError> {
+        let (b, g, n, shared) = (self.buffers, &plan.geometry, self.key.rows, self.key.shared);
+        let cache = self.kv.cache(attend.cache);
+        let gate = if attend.gated { self.halves(Buf::G) } else { Halves::default() };
+        let out = b.a.addresses().h;
+        let all = if n > SMALL { self.key.splits } else { row_parts(n, 128 * self.key.splits, shared) };
+        let parts = if cache.window > 0 { all.min(row_parts(n, cache.window + n, shared)) } else { all };
+        if shared {
+            let unit = g.score_scale() * std::f32::consts::LOG2_E;
+            self.attend_wide(steps.clone(), attend, parts, unit, gate, plan)?;
+        } else {
+            let args = self.attend_args(attend, gate, plan);
+            let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), parts);
+            let block = (256, ATTEND_SHARED + self.kv.shared_rows());
+            self.push_shared(steps.clone(), ATTEND, &self.kv.kernel("attend_rows"), grid, block, args)?;
+        }
+        if parts > 1 {
+            let args = Args::default().ptr(b.partial.ptr).int(parts).int(g.heads).cache(&cache);
+            let args = args.halves(&gate).ptr(out);
+            let join = self.kv.kernel("attend_rows_join");
+            self.push(steps, ATTEND, &join, (g.kv_heads, n, 1), 256, args)?;
+        }
+        self.leave(&[(Buf::A, Left::Halves(Halves::rows(out, g.q_width())))]);
+        Ok(())
+    }
+
+    /// What attend_rows and attend_wide are told.
+    fn attend_args(&self, attend: Attend, gate: Halves, plan: &Plan) -> Args {
+        let (b, g) = (self.buffers, &plan.geometry);
+        let args = Args::default().ptr(b.rows.ptr).int(self.key.rows).ptr(b.q16.ptr).int(g.heads);
+        let args = args.cache(&self.kv.cache(attend.cache)).int(usize::from(attend.mask == Mask::Block));
+        args.float(g.score_scale()).halves(&gate).ptr(b.a.addresses().h).ptr(b.partial.ptr)
+    }
+
+    /// `left`: what maxima are multiplied with where keys are split.
+    fn attend_wide(
+        &mut self,
+        steps: Range<usize>,
+        attend: Attend,
+        parts: usize,
+        left: f32,
+        gate: Halves,
+        plan: &Plan,
+    ) -> Result<(), DeviceError> {
+        let args = self.attend_args(attend, gate, plan).float(left);
+        let grid = (plan.geometry.kv_heads, self.key.rows.div_ceil(WIDE_ROWS), parts);
+        self.push_shared(steps, WIDE, "attend_wide", grid, (384, WIDE_SHARED), args)
+    }
+
+    /// `args` are those of kernels/decode.cu up to the cache.
+    fn attend_few(
+        &mut self,
+        steps: Range<usize>,
+        args: Args,
+        attend: Attend,
+        plan: &Plan,
+    ) -> Result<(), DeviceError> {
+        let (b, g) = (self.buffers, &plan.geometry);
+        let (n, cache, out) = (self.key.rows, self.kv.cache(attend.cache), self.activation(&b.a));
+        let gate = if attend.gated { self.left(Buf::G) } else { Planes::default() };
+        let most = if cache.window > 0 { splits(cache.window, self.key.even) } else { self.key.splits };
+        let room = few_parts(self.model, self.key.even) / (n * g.kv_heads);
+        let splits = self.key.splits.min(most).min(room).max(1);
+        let args = args.int(usize::from(attend.mask == Mask::Block)).float(g.score_scale()).planes(&gate);
+        let args = args.ptr(b.partial.ptr).activation(&out);
+        let grid = (splits, g.kv_heads, n);
+        let name = self.kv.kernel("attend_few");
+        self.push_shared(steps.clone(), DECODE, &name, grid, (256, self.kv.shared_few()), args)?;
+        self.leave_activation(Buf::A, &out, g.q_width());
+        if splits > 1 { self.attend_join(steps, attend, splits, plan) } else { Ok(()) }
+    }
+
+    /// Joins the parts of few rows.
+    fn attend_join(
+        &mut self,
+        steps: Range<usize>,
+        attend: Attend,
+        splits: usize,
+        plan: &Plan,
+    ) -> Result<(), DeviceError> {
+        let (b, g) = (self.buffers, &plan.geometry);
+        let (cache, out) = (self.kv.cache(attend.cache), self.activation(&b.a));
+        let gate = if attend.gated { self.left(Buf::G) } else { Planes::default() };
+        let args = Args::default().ptr(b.rows.ptr).ptr(b.partial.ptr).int(g.heads).cache(&cache);
+        let args = args.int(usize::from(attend.mask == Mask::Block)).int(splits).float(g.score_scale());
+        let args = args.planes(&gate).activation(&out);
+        let grid = (g.heads, self.key.rows, 1);
+        self.push(steps, DECODE, &self.kv.kernel("attend_join"), grid, 128, args)?;
+        self.leave_activation(Buf::A, &out, g.q_width());
+        Ok(())
+    }
+}
