@@ -21,19 +21,26 @@ const ATTEND_SHARED: usize = (ATTEND_ROWS * 16 + 2 * 2 * 32) * 256;
 const WIDE_ROWS: usize = 8;
 const WIDE_SHARED: usize = 1024 + 6 * (64 * 2 * 256 + 16);
 /// Rows times keys from which on few rows read a sequence's keys together: below, a launch more costs what it saves.
-const SHARED: usize = 49_152;
+const SHARED: usize = 196_608;
 
 /// Whether so many rows of one sequence read its keys together, in some layer.
 pub(crate) fn shares(rows: usize, depth: usize) -> bool {
-    rows > GROUP || rows > ALONE && rows * 128 * splits(depth, false) >= SHARED
+    rows > GROUP || rows > ALONE && rows * 128 * chunks(depth) >= SHARED
 }
 
+/// Chunks of keys, of 128 each, as a power of two: so few programs are compiled.
+pub(crate) fn chunks(depth: usize) -> usize {
+    depth.div_ceil(128).next_power_of_two()
+}
+
+/// Parts that attend_join takes at most.
+const MOST_SPLITS: usize = 128;
+
 /// Blocks among which a row's keys are split: one for each chunk, but two chunks are done as soon in one block as they are joined.
-/// A power of two, so that few programs are compiled; attend_join takes 128. A row with fewer chunks leaves blocks idle: where its parts
-/// must not depend on others, each chunk up to 128 has its block.
+/// A row with fewer chunks leaves blocks idle: where its parts must not depend on others, each chunk up to 128 has its block.
 pub(crate) fn splits(depth: usize, even: bool) -> usize {
-    let chunks = depth.div_ceil(128);
-    if chunks <= 2 && !even { 1 } else { chunks.next_power_of_two().min(128) }
+    let chunks = chunks(depth);
+    if chunks <= 2 && !even { 1 } else { chunks.min(MOST_SPLITS) }
 }
 
 /// The same of passes of more rows, whose blocks take some of them: as many as it takes to occupy a large card, of some 256 keys or more. (Blocks of
@@ -214,7 +221,7 @@ impl Compiler<'_> {
         let (b, g) = (self.buffers, &plan.geometry);
         let (n, cache, out) = (self.key.rows, self.kv.cache(attend.cache), self.activation(&b.a));
         let gate = if attend.gated { self.left(Buf::G) } else { Planes::default() };
-        let most = if cache.window > 0 { splits(cache.window, self.key.even) } else { self.key.splits };
+        let most = if cache.window > 0 { splits(cache.window, self.key.even) } else { MOST_SPLITS };
         let room = few_parts(self.model, self.key.even) / (n * g.kv_heads);
         let splits = self.key.splits.min(most).min(room).max(1);
         let args = args.int(usize::from(attend.mask == Mask::Block)).float(g.score_scale()).planes(&gate);

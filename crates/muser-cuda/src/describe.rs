@@ -177,6 +177,25 @@ mod tests {
         assert_ne!(launches(&usual, 1, 3000), launches(&usual, 16, 3000));
     }
 
+    #[test]
+    fn rows_of_a_sequence_read_its_keys_together_where_that_pays() {
+        let geometry = muse_glimmer_30b(4);
+        let weights = Synthetic::shapes(Net::Target, geometry.clone(), 0, QuantMix::Q4KM);
+        let model = Model::new(geometry, Box::new(weights), None).unwrap();
+        for (kv, even) in [(KvType::F16, false), (KvType::F16, true), (KvType::Q8_0, false)] {
+            let d = Describer::new(&model, Lane::Serving, even, None, 64, kv).unwrap();
+            // How often, of three local layers and one that sees all.
+            let together = |rows, depth| {
+                let kernels = d.routes(Pass::Target, rows, depth).unwrap();
+                kernels.iter().filter(|route| route.kernel.contains("attend_wide")).count()
+            };
+            let found = [(1, 131_072), (4, 8000), (16, 8000), (4, 40_000), (16, 9000), (17, 1), (64, 9000)]
+                .map(|(rows, depth)| together(rows, depth));
+            let want = if kv == KvType::F16 && !even { [0, 0, 0, 1, 1, 4, 4] } else { [0; 7] };
+            assert_eq!(found, want, "{kv:?}, {even}");
+        }
+    }
+
     /// Every kernel that a pass launches is compiled, and groups have no programs that none launches.
     #[test]
     fn kernels_are_compiled_that_passes_launch() {

@@ -1,6 +1,6 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
-use crate::attention::{Attend, row_parts, shares, splits};
+use crate::attention::{Attend, chunks, row_parts, shares, splits};
 use crate::buffers::{Act, Buffers};
 use crate::chain::COUNTERS;
 use crate::gpu::Card;
@@ -51,7 +51,7 @@ pub(crate) struct Key {
     pub pass: Pass,
     pub rows: usize,
     pub logits: usize,
-    /// Blocks among which the keys of a row are split in a full layer.
+    /// Blocks among which the keys of a row are split in a full layer, or chunks of these keys.
     pub splits: usize,
     /// A row's bits do not depend on the rows beside it: products as for [`GROUP`](crate::product::GROUP) rows, keys split by the row's own depth.
     pub even: bool,
@@ -63,7 +63,11 @@ impl Key {
     /// `one`: whether all rows are of one sequence, and warpgroups can read its keys.
     pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize, even: bool, one: bool) -> Self {
         let shared = one && !even && shares(rows, depth);
-        let splits = if rows > SMALL { row_parts(rows, depth, shared) } else { splits(depth, even) };
+        let splits = match shared {
+            _ if rows > SMALL => row_parts(rows, depth, shared),
+            true => chunks(depth),
+            false => splits(depth, even),
+        };
         Key { pass, rows, logits, splits, even, shared }
     }
 }
@@ -83,7 +87,7 @@ pub(crate) struct Compiler<'a> {
     /// Where the next matrix is widened.
     pub(crate) slot: usize,
     /// [`Rows::arranged`] of F.
-    pub(crate) arranged: Option<(usize, usize)>,
+    pub(crate) arranged: Option<usize>,
     /// Whether warpgroups multiply more rows than [`GROUP`] as they do many.
     wide: bool,
 }

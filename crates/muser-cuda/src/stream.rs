@@ -32,8 +32,8 @@ pub(crate) const WIDEST: usize = WIDE_COLUMNS[2];
 pub(crate) struct Rows {
     /// f16, at this address.
     pub at: u64,
-    /// Where SiLU has arranged them for warpgroups, too: for launches of so many rows and columns.
-    pub arranged: Option<(usize, usize)>,
+    /// Where SiLU has arranged them for warpgroups, too: for launches of at most so many rows.
+    pub arranged: Option<usize>,
 }
 
 impl From<u64> for Rows {
@@ -191,10 +191,11 @@ impl Compiler<'_> {
     ) -> Result<bool, DeviceError> {
         let (room, cols) = (self.card.room, parts[0].cols);
         if room.wide {
-            let Some((each, columns)) = groups(room, parts, n) else { return Ok(false) };
-            for (i, first) in (0..n).step_by(each).enumerate() {
-                let rows = each.min(n - first);
-                let from = if x.arranged == Some((each, columns)) {
+            let Some(most) = group(room, parts, n) else { return Ok(false) };
+            for (i, first) in (0..n).step_by(most).enumerate() {
+                let rows = most.min(n - first);
+                let columns = columns_for(rows);
+                let from = if x.arranged == Some(most) {
                     self.arranged_f(i, cols)
                 } else {
                     self.arrange(steps.clone(), x.at + (first * cols * 2) as u64, (rows, cols), columns)?
@@ -250,14 +251,18 @@ impl Compiler<'_> {
         (gate, up): (Matrix, Matrix),
         x: u64,
         f: u64,
-    ) -> Result<Option<(usize, usize)>, DeviceError> {
+    ) -> Result<Option<usize>, DeviceError> {
         let (room, n, parts) = (self.card.room, self.key.rows, [gate, up]);
-        let Some((each, columns)) = groups(room, &parts, n) else { return Ok(None) };
-        let joined = launches(&parts, each, room.processors).is_some_and(|launches| launches.len() == 1);
-        let wide = Wide::of(room, gate.layout, columns).filter(|_| joined && gate.rows == up.rows);
-        let Some(wide) = wide else { return Ok(None) };
-        for (i, first) in (0..n).step_by(each).enumerate() {
-            let rows = each.min(n - first);
+        let Some(most) = group(room, &parts, n) else { return Ok(None) };
+        let joined =
+            launches(&parts, most.min(n), room.processors).is_some_and(|launches| launches.len() == 1);
+        if !joined || gate.rows != up.rows {
+            return Ok(None);
+        }
+        for (i, first) in (0..n).step_by(most).enumerate() {
+            let rows = most.min(n - first);
+            let columns = columns_for(rows);
+            let Some(wide) = Wide::of(room, gate.layout, columns) else { return Ok(None) };
             let from =
                 self.arrange(steps.clone(), x + (first * gate.cols * 2) as u64, (rows, gate.cols), columns)?;
             let launch = Stream::new(vec![(gate, 0), (up, gate.rows)], rows, room.processors);
@@ -270,7 +275,7 @@ impl Compiler<'_> {
             let grid = (columns / 8, gate.rows.div_ceil(TILE_COLS), 1);
             self.push(steps.clone(), JOIN, "join_silu", grid, 256, args)?;
         }
-        Ok(Some((each, columns)))
+        Ok(Some(most))
     }
 
     /// Where rows of F stand arranged for the `group`-th launch.
@@ -293,17 +298,20 @@ impl Compiler<'_> {
     }
 }
 
-/// Rows of each launch, as few launches as there can be, and the columns of its kernel; none where warpgroups don't multiply these or so many.
-fn groups(room: Room, parts: &[Matrix], n: usize) -> Option<(usize, usize)> {
+/// Rows of a launch at most, where warpgroups multiply these: all launches but the last have as many, for one of 128 rows takes little longer than one of
+/// 65.
+fn group(room: Room, parts: &[Matrix], n: usize) -> Option<usize> {
     let fits = |columns: &usize| parts.iter().all(|m| Wide::of(room, m.layout, *columns).is_some());
-    let widest = WIDE_COLUMNS.into_iter().rfind(fits)?;
+    let widest = WIDE_COLUMNS.into_iter().take_while(fits).last()?;
     // Weights of 16 bits are read three times no faster than they are widened.
     let most = if parts.iter().any(|m| m.layout == Layout::F16) { 2 } else { MOST_LAUNCHES };
-    let launches = n.div_ceil(widest);
-    let each = n.div_ceil(launches);
-    let columns = WIDE_COLUMNS.into_iter().find(|columns| each <= *columns)?;
-    let placed = launches <= most && self::launches(parts, each, room.processors).is_some();
-    placed.then_some((each, columns))
+    let placed = n <= most * widest && launches(parts, widest.min(n), room.processors).is_some();
+    placed.then_some(widest)
+}
+
+/// The kernel's columns for so many rows.
+fn columns_for(rows: usize) -> usize {
+    WIDE_COLUMNS.into_iter().find(|columns| rows <= *columns).unwrap_or(WIDEST)
 }
 
 const STREAM: &str = "src/kernels/stream.cu";

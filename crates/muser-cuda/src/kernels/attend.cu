@@ -432,6 +432,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows(const Row* rows, i
     }
 }
 
+#define AT_ONCE 8
 // Joins the parts of rows whose keys were split, and applies the gate. grid: (kv_heads, rows), 256 threads: eight dimensions of one of 16 heads each.
 extern "C" __global__ void __launch_bounds__(256) attend_rows_join(const float* partial, u32 parts, int heads, const Cache cache, const Halves gate, u16* out) {
     allow_next();
@@ -440,16 +441,34 @@ extern "C" __global__ void __launch_bounds__(256) attend_rows_join(const float* 
     wait_previous();
     if (head >= group) return;
     float top = -1.0e30f, sum = 0.0f;
-#pragma unroll 4
-    for (u32 z = 0; z < parts; ++z) top = fmaxf(top, from[z * PART + 16 * HD + 2 * head]);
     float4 x[2] = {make_float4(0, 0, 0, 0), make_float4(0, 0, 0, 0)};
-#pragma unroll 4
-    for (u32 z = 0; z < parts; ++z) {
-        const float2 of = *(const float2*)(from + z * PART + 16 * HD + 2 * head);
-        const float weight = exp2_fast(of.x - top);
-        sum += weight * of.y;
+#pragma unroll 1
+    for (u32 first = 0; first < parts; first += AT_ONCE) {
+        // All that these parts left is on its way before any of it is used.
+        float2 of[AT_ONCE];
+        float4 y[AT_ONCE][2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) x[i] = add4(x[i], scale4(*(const float4*)(from + z * PART + head * HD + dim + 4 * i), weight));
+        for (u32 z = 0; z < AT_ONCE; ++z) {
+            const float* part = from + (first + z < parts ? first + z : parts - 1) * PART;
+            of[z] = *(const float2*)(part + 16 * HD + 2 * head);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) y[z][i] = *(const float4*)(part + head * HD + dim + 4 * i);
+        }
+        float next = top;
+#pragma unroll
+        for (u32 z = 0; z < AT_ONCE; ++z) next = fmaxf(next, of[z].x);
+        const float shrink = exp2_fast(top - next);
+        top = next;
+        sum *= shrink;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) x[i] = scale4(x[i], shrink);
+#pragma unroll
+        for (u32 z = 0; z < AT_ONCE; ++z) {
+            const float weight = first + z < parts ? exp2_fast(of[z].x - top) : 0.0f;
+            sum += weight * of[z].y;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) x[i] = add4(x[i], scale4(y[z][i], weight));
+        }
     }
     const u32 at = (blockIdx.x * group + head) * HD + dim;
     const float inv = 1.0f / sum;
