@@ -2,7 +2,7 @@
 //! they are split.
 
 use crate::launch::{Args, Halves, Left, Planes};
-use crate::product::{ALONE, GROUP};
+use crate::product::ALONE;
 use crate::program::{Compiler, SMALL};
 use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Plan, RopePairs};
 use std::ops::Range;
@@ -20,34 +20,33 @@ const ATTEND_SHARED: usize = (ATTEND_ROWS * 16 + 2 * 2 * 32) * 256;
 /// The same of attend_wide: six stages of 64 keys and values from a multiple of 1,024 bytes on, and two barriers for each.
 const WIDE_ROWS: usize = 8;
 const WIDE_SHARED: usize = 1024 + 6 * (64 * 2 * 256 + 16);
-/// Rows times keys from which on few rows read a sequence's keys together: below, a launch more costs what it saves.
-const SHARED: usize = 196_608;
-
-/// Whether so many rows of one sequence read its keys together, in some layer.
-pub(crate) fn shares(rows: usize, depth: usize) -> bool {
-    rows > GROUP || rows > ALONE && rows * 128 * chunks(depth) >= SHARED
-}
-
-/// Chunks of keys, of 128 each, as a power of two: so few programs are compiled.
-pub(crate) fn chunks(depth: usize) -> usize {
-    depth.div_ceil(128).next_power_of_two()
-}
-
+/// Rows times keys of all KV heads, more than which few rows read together: with fewer a launch more costs what it saves.
+const SHARED: usize = 1 << 18;
 /// Parts that attend_join takes at most.
 const MOST_SPLITS: usize = 128;
 
+/// Whether so many rows of one sequence may read its keys together.
+pub(crate) fn shares(rows: usize) -> bool {
+    rows > ALONE
+}
+
 /// Blocks among which a row's keys are split: one for each chunk, but two chunks are done as soon in one block as they are joined.
-/// A row with fewer chunks leaves blocks idle: where its parts must not depend on others, each chunk up to 128 has its block.
-pub(crate) fn splits(depth: usize, even: bool) -> usize {
-    let chunks = chunks(depth);
-    if chunks <= 2 && !even { 1 } else { chunks.min(MOST_SPLITS) }
+/// A power of two, so that few programs are compiled. A row with fewer chunks leaves blocks idle: where its parts
+/// must not depend on others, each chunk has its block. Where rows may read together it tells about how many keys there are, too.
+pub(crate) fn splits(depth: usize, even: bool, shared: bool) -> usize {
+    let chunks = depth.div_ceil(128).next_power_of_two();
+    match chunks {
+        0..=2 if !even => 1,
+        _ if shared => chunks,
+        _ => chunks.min(MOST_SPLITS),
+    }
 }
 
 /// The same of passes of more rows, whose blocks take some of them: as many as it takes to occupy a large card, of some 256 keys or more. (Blocks of
 /// attend_wide have a multiprocessor each, of attend_rows two share one.)
-pub(crate) fn row_parts(rows: usize, depth: usize, shared: bool) -> usize {
+pub(crate) fn row_parts(rows: usize, depth: usize, kv_heads: usize, shared: bool) -> usize {
     let enough = match shared {
-        true => 64 / rows.div_ceil(WIDE_ROWS),
+        true => 128 / (kv_heads * rows.div_ceil(WIDE_ROWS)),
         false => (128 / rows.div_ceil(ATTEND_ROWS)).max(1).next_power_of_two(),
     };
     enough.max(1).min(depth.div_ceil(256).next_power_of_two()).min((MOST_ROW_PARTS / rows).max(1))
@@ -63,7 +62,7 @@ pub(crate) fn parts(model: &Model, even: bool) -> usize {
 
 /// The same of passes of few rows.
 fn few_parts(model: &Model, even: bool) -> usize {
-    let of = |c: &CacheSpec| c.kv_heads * splits(c.window.unwrap_or(model.geometry().context), even);
+    let of = |c: &CacheSpec| c.kv_heads * splits(c.window.unwrap_or(model.geometry().context), even, false);
     if even { SMALL * model.plans.caches.iter().map(of).max().unwrap_or(1) } else { BLOCKS }
 }
 
@@ -129,30 +128,30 @@ impl Compiler<'_> {
             }
             _ => None,
         };
-        let together = attends.as_ref().is_some_and(|(_, attend)| self.reads_together(attend.cache));
-        if let Some((steps, attend)) = attends.as_ref().filter(|_| !together) {
+        let together = attends.as_ref().and_then(|(_, attend)| self.together(attend.cache, g.kv_heads));
+        if let Some((steps, attend)) = attends.as_ref().filter(|_| together.is_none()) {
             let args = Args::default().ptr(b.rows.ptr).int(heads).planes(&q).ptr(q_norm);
             self.attend_few(steps.clone(), turn(args.planes(&k).planes(&v), self), *attend, plan)?;
             return Ok(steps.len());
         }
         let args = Args::default().ptr(b.rows.ptr).planes(&q).planes(&k).planes(&v);
         let args = turn(args.ptr(b.q16.ptr).int(heads).ptr(q_norm), self);
-        let Some((steps, attend)) = attends else {
+        let (Some((steps, attend)), Some(parts)) = (attends, together) else {
             self.push(i..i + 2, ATTEND, &self.kv.kernel("qk_few"), grid, 128, args)?;
             return Ok(2);
         };
         self.push(steps.clone(), ATTEND, &self.kv.kernel("qk_few"), grid, 128, args)?;
-        let parts = row_parts(n, 128 * self.key.splits, true);
         self.attend_wide(steps.clone(), attend, parts, 1.0, Halves::default(), plan)?;
         self.attend_join(steps.clone(), attend, parts, plan)?;
         Ok(steps.len())
     }
 
-    /// Whether few rows read the keys of a cache together.
-    fn reads_together(&self, cache: usize) -> bool {
-        let keys = 128 * self.key.splits;
-        let keys = self.model.plans.caches[cache].window.map_or(keys, |window| keys.min(window));
-        self.key.shared && self.key.rows * keys >= SHARED
+    /// Parts of the keys of a cache that few rows read together, where they do; several, for what joins them applies the gate.
+    fn together(&self, cache: usize, kv_heads: usize) -> Option<usize> {
+        let (n, all) = (self.key.rows, 128 * self.key.splits);
+        let keys = self.model.plans.caches[cache].window.map_or(all, |window| all.min(window + n));
+        let parts = row_parts(n, keys, kv_heads, true);
+        (self.key.shared && n * keys * kv_heads > SHARED && parts > 1).then_some(parts)
     }
 
     /// Attention of many rows.
@@ -166,8 +165,9 @@ impl Compiler<'_> {
         let cache = self.kv.cache(attend.cache);
         let gate = if attend.gated { self.halves(Buf::G) } else { Halves::default() };
         let out = b.a.addresses().h;
-        let all = if n > SMALL { self.key.splits } else { row_parts(n, 128 * self.key.splits, shared) };
-        let parts = if cache.window > 0 { all.min(row_parts(n, cache.window + n, shared)) } else { all };
+        let of = |depth| row_parts(n, depth, g.kv_heads, shared);
+        let all = if n > SMALL { self.key.splits } else { of(128 * self.key.splits) };
+        let parts = all.min(if cache.window > 0 { of(cache.window + n) } else { of(g.context) });
         if shared {
             let unit = g.score_scale() * std::f32::consts::LOG2_E;
             self.attend_wide(steps.clone(), attend, parts, unit, gate, plan)?;
@@ -221,7 +221,7 @@ impl Compiler<'_> {
         let (b, g) = (self.buffers, &plan.geometry);
         let (n, cache, out) = (self.key.rows, self.kv.cache(attend.cache), self.activation(&b.a));
         let gate = if attend.gated { self.left(Buf::G) } else { Planes::default() };
-        let most = if cache.window > 0 { splits(cache.window, self.key.even) } else { MOST_SPLITS };
+        let most = if cache.window > 0 { splits(cache.window, self.key.even, false) } else { MOST_SPLITS };
         let room = few_parts(self.model, self.key.even) / (n * g.kv_heads);
         let splits = self.key.splits.min(most).min(room).max(1);
         let args = args.int(usize::from(attend.mask == Mask::Block)).float(g.score_scale()).planes(&gate);

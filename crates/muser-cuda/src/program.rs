@@ -1,6 +1,6 @@
 //! A pass as launches: core's plan, step by step, with the neighbours that one kernel serves.
 
-use crate::attention::{Attend, chunks, row_parts, shares, splits};
+use crate::attention::{Attend, row_parts, shares, splits};
 use crate::buffers::{Act, Buffers};
 use crate::chain::COUNTERS;
 use crate::gpu::Card;
@@ -62,12 +62,10 @@ pub(crate) struct Key {
 impl Key {
     /// `one`: whether all rows are of one sequence, and warpgroups can read its keys.
     pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize, even: bool, one: bool) -> Self {
-        let shared = one && !even && shares(rows, depth);
-        let splits = match shared {
-            _ if rows > SMALL => row_parts(rows, depth, shared),
-            true => chunks(depth),
-            false => splits(depth, even),
-        };
+        let shared = one && !even && shares(rows);
+        // Of the target's two KV heads; where there are more, a launch has less.
+        let splits =
+            if rows > SMALL { row_parts(rows, depth, 2, shared) } else { splits(depth, even, shared) };
         Key { pass, rows, logits, splits, even, shared }
     }
 }

@@ -14,7 +14,7 @@ const MOST: f32 = 0.01;
 
 /// Whether attention gives the same in each layer, local ones, whose rings have turned, too.
 pub fn deep() -> bool {
-    let g = Geometry { heads: 16, kv_heads: 1, window: 300, context: 20_480, ..tiny_geometry() };
+    let g = Geometry { heads: 32, kv_heads: 2, window: 300, context: 20_480, ..tiny_geometry() };
     let weights = Synthetic::new(Net::Target, g.clone(), 0, QuantMix::from_name("q8_0").unwrap(), 3);
     let model = Arc::new(Model::new(g.clone(), Box::new(weights), None).unwrap());
     let both = [false, true].map(|batch_invariant| {

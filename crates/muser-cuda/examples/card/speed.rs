@@ -71,7 +71,7 @@ pub fn load(
 
 /// Median time of a pass and its greedy choices.
 fn time(device: &mut CudaDevice, name: &str, batch: &[Row], pass: Pass, repeats: usize) {
-    let greedy = &mut |device: &mut CudaDevice| device.best().map(|_| ());
+    let greedy = &mut |device: &mut CudaDevice| device.best().and_then(|_| device.finish());
     time_with(device, name, batch, (pass, repeats), greedy);
 }
 
@@ -102,7 +102,7 @@ fn time_with(
 pub const PREFILL: [usize; 5] = [64, 128, 256, 512, 2048];
 
 pub fn prefill(device: &mut CudaDevice, seq: SeqId, lengths: &[usize]) {
-    for depth in [0, 32_768] {
+    for depth in [0, 8192, 32_768, 128_000] {
         for n in lengths {
             let tokens: Vec<u32> = (0..*n as u32).map(|i| i * 97 % 200_000).collect();
             let mut batch = rows(seq, depth, &tokens, false);
