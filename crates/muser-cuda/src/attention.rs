@@ -2,9 +2,9 @@
 //! they are split.
 
 use crate::launch::{Args, Halves, Left, Planes};
-use crate::product::ALONE;
+use crate::product::{ALONE, GROUP};
 use crate::program::{Compiler, SMALL};
-use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Plan, RopePairs};
+use muser_core::{Buf, CacheSpec, DeviceError, Mask, Model, Op, Plan, RopePairs, Row};
 use std::ops::Range;
 
 /// Blocks among which the keys of a pass's rows are split: about two for each multiprocessor of a large card.
@@ -18,16 +18,27 @@ const MOST_GROUP: usize = 16;
 const ATTEND_ROWS: usize = 16;
 const ATTEND_SHARED: usize = (ATTEND_ROWS * 16 + 2 * 2 * 32) * 256;
 /// The same of attend_wide: six stages of 64 keys and values from a multiple of 1,024 bytes on, and two barriers for each.
-const WIDE_ROWS: usize = 8;
+pub(crate) const WIDE_ROWS: usize = 8;
 const WIDE_SHARED: usize = 1024 + 6 * (64 * 2 * 256 + 16);
-/// Rows times keys of all KV heads, more than which few rows read together: with fewer a launch more costs what it saves.
-const SHARED: usize = 1 << 18;
+/// How often few rows that read together are spared a key of a KV head, at least: below, a launch more costs what it saves.
+const SPARED: usize = 7 << 15;
 /// Parts that attend_join takes at most.
 const MOST_SPLITS: usize = 128;
 
-/// Whether so many rows of one sequence may read its keys together.
-pub(crate) fn shares(rows: usize) -> bool {
-    rows > ALONE
+/// The first row of each block of rows that read keys together: neighbours of one sequence.
+pub(crate) fn row_blocks(rows: &[Row]) -> Vec<u32> {
+    let mut firsts = vec![];
+    let mut first = 0;
+    for run in rows.chunk_by(|a, b| a.seq == b.seq) {
+        firsts.extend((first..first + run.len()).step_by(WIDE_ROWS).map(|row| row as u32));
+        first += run.len();
+    }
+    firsts
+}
+
+/// Whether so many rows may read keys together, in so many blocks: few do where that spares them something.
+pub(crate) fn shares(rows: usize, blocks: usize) -> bool {
+    rows > GROUP || rows > ALONE && blocks < rows
 }
 
 /// Blocks among which a row's keys are split: one for each chunk, but two chunks are done as soon in one block as they are joined.
@@ -44,10 +55,10 @@ pub(crate) fn splits(depth: usize, even: bool, shared: bool) -> usize {
 
 /// The same of passes of more rows, whose blocks take some of them: as many as it takes to occupy a large card, of some 256 keys or more. (Blocks of
 /// attend_wide have a multiprocessor each, of attend_rows two share one.)
-pub(crate) fn row_parts(rows: usize, depth: usize, kv_heads: usize, shared: bool) -> usize {
-    let enough = match shared {
-        true => 128 / (kv_heads * rows.div_ceil(WIDE_ROWS)),
-        false => (128 / rows.div_ceil(ATTEND_ROWS)).max(1).next_power_of_two(),
+pub(crate) fn row_parts(rows: usize, depth: usize, kv_heads: usize, blocks: Option<usize>) -> usize {
+    let enough = match blocks {
+        Some(blocks) => 128 / (kv_heads * blocks),
+        None => (128 / rows.div_ceil(ATTEND_ROWS)).max(1).next_power_of_two(),
     };
     enough.max(1).min(depth.div_ceil(256).next_power_of_two()).min((MOST_ROW_PARTS / rows).max(1))
 }
@@ -136,22 +147,23 @@ impl Compiler<'_> {
         }
         let args = Args::default().ptr(b.rows.ptr).planes(&q).planes(&k).planes(&v);
         let args = turn(args.ptr(b.q16.ptr).int(heads).ptr(q_norm), self);
-        let (Some((steps, attend)), Some(parts)) = (attends, together) else {
+        let (Some((steps, attend)), Some((blocks, parts))) = (attends, together) else {
             self.push(i..i + 2, ATTEND, &self.kv.kernel("qk_few"), grid, 128, args)?;
             return Ok(2);
         };
         self.push(steps.clone(), ATTEND, &self.kv.kernel("qk_few"), grid, 128, args)?;
-        self.attend_wide(steps.clone(), attend, parts, 1.0, Halves::default(), plan)?;
-        self.attend_join(steps.clone(), attend, parts, plan)?;
+        self.attend_wide(steps.clone(), attend, (blocks, parts), 1.0, Halves::default(), plan)?;
+        self.attend_join(steps.clone(), attend, (parts, true), plan)?;
         Ok(steps.len())
     }
 
-    /// Parts of the keys of a cache that few rows read together, where they do; several, for what joins them applies the gate.
-    fn together(&self, cache: usize, kv_heads: usize) -> Option<usize> {
-        let (n, all) = (self.key.rows, 128 * self.key.splits);
+    /// Blocks of few rows and parts of the keys of a cache that they read together, where they do; several parts, for what joins them applies
+    /// the gate.
+    fn together(&self, cache: usize, kv_heads: usize) -> Option<(usize, usize)> {
+        let (n, blocks, all) = (self.key.rows, self.key.blocks?, 128 * self.key.splits);
         let keys = self.model.plans.caches[cache].window.map_or(all, |window| all.min(window + n));
-        let parts = row_parts(n, keys, kv_heads, true);
-        (self.key.shared && n * keys * kv_heads > SHARED && parts > 1).then_some(parts)
+        let parts = row_parts(n, keys, kv_heads, Some(blocks));
+        ((n - blocks) * keys * kv_heads > SPARED && parts > 1).then_some((blocks, parts))
     }
 
     /// Attention of many rows.
@@ -161,18 +173,18 @@ impl Compiler<'_> {
         attend: Attend,
         plan: &Plan,
     ) -> Result<(), DeviceError> {
-        let (b, g, n, shared) = (self.buffers, &plan.geometry, self.key.rows, self.key.shared);
+        let (b, g, n, blocks) = (self.buffers, &plan.geometry, self.key.rows, self.key.blocks);
         let cache = self.kv.cache(attend.cache);
         let gate = if attend.gated { self.halves(Buf::G) } else { Halves::default() };
         let out = b.a.addresses().h;
-        let of = |depth| row_parts(n, depth, g.kv_heads, shared);
+        let of = |depth| row_parts(n, depth, g.kv_heads, blocks);
         let all = if n > SMALL { self.key.splits } else { of(128 * self.key.splits) };
         let parts = all.min(if cache.window > 0 { of(cache.window + n) } else { of(g.context) });
-        if shared {
+        if let Some(blocks) = blocks {
             let unit = g.score_scale() * std::f32::consts::LOG2_E;
-            self.attend_wide(steps.clone(), attend, parts, unit, gate, plan)?;
+            self.attend_wide(steps.clone(), attend, (blocks, parts), unit, gate, plan)?;
         } else {
-            let args = self.attend_args(attend, gate, plan);
+            let args = self.attend_args(Args::default().ptr(b.rows.ptr).int(n), attend, gate, plan);
             let grid = (g.kv_heads, n.div_ceil(ATTEND_ROWS), parts);
             let block = (256, ATTEND_SHARED + self.kv.shared_rows());
             self.push_shared(steps.clone(), ATTEND, &self.kv.kernel("attend_rows"), grid, block, args)?;
@@ -187,11 +199,14 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    /// What attend_rows and attend_wide are told.
-    fn attend_args(&self, attend: Attend, gate: Halves, plan: &Plan) -> Args {
+    /// What attend_rows and attend_wide are told behind their rows.
+    fn attend_args(&self, rows: Args, attend: Attend, gate: Halves, plan: &Plan) -> Args {
         let (b, g) = (self.buffers, &plan.geometry);
-        let args = Args::default().ptr(b.rows.ptr).int(self.key.rows).ptr(b.q16.ptr).int(g.heads);
-        let args = args.cache(&self.kv.cache(attend.cache)).int(usize::from(attend.mask == Mask::Block));
+        let args = rows
+            .ptr(b.q16.ptr)
+            .int(g.heads)
+            .cache(&self.kv.cache(attend.cache))
+            .int(usize::from(attend.mask == Mask::Block));
         args.float(g.score_scale()).halves(&gate).ptr(b.a.addresses().h).ptr(b.partial.ptr)
     }
 
@@ -200,13 +215,14 @@ impl Compiler<'_> {
         &mut self,
         steps: Range<usize>,
         attend: Attend,
-        parts: usize,
+        (blocks, parts): (usize, usize),
         left: f32,
         gate: Halves,
         plan: &Plan,
     ) -> Result<(), DeviceError> {
-        let args = self.attend_args(attend, gate, plan).float(left);
-        let grid = (plan.geometry.kv_heads, self.key.rows.div_ceil(WIDE_ROWS), parts);
+        let rows = Args::default().ptr(self.buffers.rows.ptr);
+        let args = self.attend_args(rows, attend, gate, plan).float(left);
+        let grid = (plan.geometry.kv_heads, blocks, parts);
         self.push_shared(steps, WIDE, "attend_wide", grid, (384, WIDE_SHARED), args)
     }
 
@@ -230,23 +246,23 @@ impl Compiler<'_> {
         let name = self.kv.kernel("attend_few");
         self.push_shared(steps.clone(), DECODE, &name, grid, (256, self.kv.shared_few()), args)?;
         self.leave_activation(Buf::A, &out, g.q_width());
-        if splits > 1 { self.attend_join(steps, attend, splits, plan) } else { Ok(()) }
+        if splits > 1 { self.attend_join(steps, attend, (splits, false), plan) } else { Ok(()) }
     }
 
-    /// Joins the parts of few rows.
+    /// Joins the parts of few rows: `all` of each, or as many as attend_few leaves.
     fn attend_join(
         &mut self,
         steps: Range<usize>,
         attend: Attend,
-        splits: usize,
+        (splits, all): (usize, bool),
         plan: &Plan,
     ) -> Result<(), DeviceError> {
         let (b, g) = (self.buffers, &plan.geometry);
         let (cache, out) = (self.kv.cache(attend.cache), self.activation(&b.a));
         let gate = if attend.gated { self.left(Buf::G) } else { Planes::default() };
         let args = Args::default().ptr(b.rows.ptr).ptr(b.partial.ptr).int(g.heads).cache(&cache);
-        let args = args.int(usize::from(attend.mask == Mask::Block)).int(splits).float(g.score_scale());
-        let args = args.planes(&gate).activation(&out);
+        let args = args.int(usize::from(attend.mask == Mask::Block)).int(splits).int(usize::from(all));
+        let args = args.float(g.score_scale()).planes(&gate).activation(&out);
         let grid = (g.heads, self.key.rows, 1);
         self.push(steps, DECODE, &self.kv.kernel("attend_join"), grid, 128, args)?;
         self.leave_activation(Buf::A, &out, g.q_width());

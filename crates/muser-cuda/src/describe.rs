@@ -1,6 +1,6 @@
 //! The launches of a pass as routes, for people; no card is needed.
 
-use crate::attention::parts;
+use crate::attention::{WIDE_ROWS, parts};
 use crate::buffers::Buffers;
 use crate::chain::{CHAIN_ROOM, CHAIN_ROOM_TWO};
 use crate::device::{check_kv, compile, key};
@@ -53,8 +53,8 @@ impl<'a> Describer<'a> {
 
     /// The kernels that a pass over `rows` rows at depth `depth` launches, in order.
     pub fn routes(&self, pass: Pass, rows: usize, depth: usize) -> Result<Vec<Route>, DeviceError> {
-        let one = self.kv.is_shared(&self.card);
-        let key = key(self.lane, self.even, pass, rows, asked(pass, rows), depth, one);
+        let blocks = self.kv.is_shared(&self.card).then_some(rows.div_ceil(WIDE_ROWS));
+        let key = key(self.lane, self.even, pass, rows, asked(pass, rows), depth, blocks);
         let nodes = compile(&self.card, self.model, &self.weights, &self.kv, &self.buffers, self.lane, key)?;
         Ok(routes(&nodes, self.lane))
     }
@@ -144,7 +144,8 @@ mod tests {
 
     /// Kernels of a decode step with their blocks across columns and slices, or parts of keys.
     fn launches(passes: &Describer<'_>, rows: usize, depth: usize) -> Vec<(String, u32, u32)> {
-        let key = key(Lane::Serving, passes.even, Pass::Target, rows, rows, depth, true);
+        let key =
+            key(Lane::Serving, passes.even, Pass::Target, rows, rows, depth, Some(rows.div_ceil(WIDE_ROWS)));
         let (card, lane) = (&passes.card, Lane::Serving);
         let nodes =
             compile(card, passes.model, &passes.weights, &passes.kv, &passes.buffers, lane, key).unwrap();
@@ -218,12 +219,13 @@ mod tests {
                 (Pass::Inject, 1),
                 (Pass::Inject, 4),
             ]) {
-                let key = key(d.lane, d.even, pass, rows, asked(pass, rows), 9000, true);
+                let key =
+                    key(d.lane, d.even, pass, rows, asked(pass, rows), 9000, Some(rows.div_ceil(WIDE_ROWS)));
                 let nodes = compile(&d.card, &model, &d.weights, &d.kv, &d.buffers, d.lane, key).unwrap();
                 launched.extend(nodes.into_iter().map(|node| node.name));
             }
             // The head of two rows of which one asks is a product of its own, by the program for its layout alone.
-            let key = key(d.lane, d.even, Pass::Target, 2, 1, 9000, true);
+            let key = key(d.lane, d.even, Pass::Target, 2, 1, 9000, Some(1));
             let nodes = compile(&d.card, &model, &d.weights, &d.kv, &d.buffers, d.lane, key).unwrap();
             let head = nodes.iter().rfind(|node| node.name.starts_with("project")).unwrap();
             assert!(mix != QuantMix::Q4KM || even || head.name == "project_q6_k_1", "{}", head.name);

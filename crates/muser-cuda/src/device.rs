@@ -3,7 +3,7 @@
 mod observe;
 
 use crate::answers::Answers;
-use crate::attention::parts;
+use crate::attention::{WIDE_ROWS, parts, row_blocks};
 use crate::buffers::Buffers;
 use crate::chain::{self, Lease};
 use crate::describe;
@@ -213,6 +213,7 @@ impl CudaDevice {
 
     fn upload_rows(&mut self, rows: &[Row]) -> Result<(), DeviceError> {
         let mut logit = 0i32;
+        let blocks = row_blocks(rows);
         let mut bytes = Vec::with_capacity(rows.len() * crate::buffers::ROW_BYTES);
         for (i, row) in rows.iter().enumerate() {
             let slot = self.kv.get(row.seq).ok_or(DeviceError::NoSequence(row.seq.0))?.slot as u32;
@@ -222,8 +223,9 @@ impl CudaDevice {
             let before = rows[..i].iter().rev().take_while(|r| r.seq == row.seq).count();
             let begin = row.pos - before as u32;
             let asks = if row.logits { logit } else { -1 };
+            let block = blocks.get(i).copied().unwrap_or(0);
             logit += i32::from(row.logits);
-            for word in [row.token, row.pos, slot, row.feature, asks as u32, end, begin, 0] {
+            for word in [row.token, row.pos, slot, row.feature, asks as u32, end, begin, block] {
                 bytes.extend(word.to_le_bytes());
             }
         }
@@ -251,11 +253,11 @@ pub(crate) fn key(
     rows: usize,
     logits: usize,
     depth: usize,
-    one: bool,
+    blocks: Option<usize>,
 ) -> Key {
     match lane {
-        Lane::Serving => Key::new(pass, rows, logits, depth, even, one),
-        Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth), even: true, shared: false },
+        Lane::Serving => Key::new(pass, rows, logits, depth, even, blocks),
+        Lane::Strict => Key { pass, rows, logits, splits: strict::span(depth), even: true, blocks: None },
     }
 }
 
@@ -333,8 +335,9 @@ impl Device for CudaDevice {
             self.programs.clear();
         }
         let depth = rows.iter().map(|r| r.pos as usize + 1).max().unwrap_or(1);
-        let one = self.kv.is_shared(&self.gpu.card) && rows.iter().all(|row| row.seq == rows[0].seq);
-        let key = key(self.options.lane, self.options.batch_invariant, pass, rows.len(), asked, depth, one);
+        let blocks = self.kv.is_shared(&self.gpu.card).then(|| row_blocks(rows).len());
+        let key =
+            key(self.options.lane, self.options.batch_invariant, pass, rows.len(), asked, depth, blocks);
         self.upload_rows(rows)?;
         self.prepare(key)?;
         if pass != Pass::Inject {
@@ -407,7 +410,7 @@ impl Device for CudaDevice {
             rows,
             describe::asked(pass, rows),
             depth,
-            self.kv.is_shared(&self.gpu.card),
+            self.kv.is_shared(&self.gpu.card).then_some(rows.div_ceil(WIDE_ROWS)),
         );
         self.compile(key).map(|nodes| describe::routes(&nodes, self.options.lane)).unwrap_or_default()
     }

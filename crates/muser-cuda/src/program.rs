@@ -55,18 +55,28 @@ pub(crate) struct Key {
     pub splits: usize,
     /// A row's bits do not depend on the rows beside it: products as for [`GROUP`](crate::product::GROUP) rows, keys split by the row's own depth.
     pub even: bool,
-    /// All rows are of one sequence, and warpgroups may read its keys once for several of them.
-    pub shared: bool,
+    /// Blocks of rows of which each reads a sequence's keys once, where warpgroups do.
+    pub blocks: Option<usize>,
 }
 
 impl Key {
-    /// `one`: whether all rows are of one sequence, and warpgroups can read its keys.
-    pub fn new(pass: Pass, rows: usize, logits: usize, depth: usize, even: bool, one: bool) -> Self {
-        let shared = one && !even && shares(rows);
+    /// `blocks`: those of the rows ([`row_blocks`](crate::attention::row_blocks)), where warpgroups can read the keys.
+    pub fn new(
+        pass: Pass,
+        rows: usize,
+        logits: usize,
+        depth: usize,
+        even: bool,
+        blocks: Option<usize>,
+    ) -> Self {
+        let blocks = blocks.filter(|blocks| !even && shares(rows, *blocks));
         // Of the target's two KV heads; where there are more, a launch has less.
-        let splits =
-            if rows > SMALL { row_parts(rows, depth, 2, shared) } else { splits(depth, even, shared) };
-        Key { pass, rows, logits, splits, even, shared }
+        let splits = if rows > SMALL {
+            row_parts(rows, depth, 2, blocks)
+        } else {
+            splits(depth, even, blocks.is_some())
+        };
+        Key { pass, rows, logits, splits, even, blocks }
     }
 }
 

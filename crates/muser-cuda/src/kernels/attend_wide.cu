@@ -1,5 +1,5 @@
-// Attention by warpgroups (sm_90) for passes whose rows are all of one sequence, heads of 128, keys and values of f16.
-// Layout: a block takes the (up to 16) query heads of one KV head for eight neighbouring rows, a warp each: its heads are 16 rows of products with
+// Attention by warpgroups (sm_90) for heads of 128, keys and values of f16.
+// Layout: a block takes the (up to 16) query heads of one KV head for up to eight neighbouring rows of a sequence, a warp each: its heads are 16 rows of products with
 // KEYS keys, and their weights of products with these keys' values. The warps of a third warpgroup copy keys and values to a ring, in lines as tensor
 // cores read them, and make their copies known; so both warpgroups read what is copied once, and one weighs keys while the other multiplies.
 // Bytes: visible keys and values, once for eight rows. Few rows are bound by these, many by tensor cores.
@@ -10,14 +10,16 @@
 #define ROWS 8
 extern __shared__ uint4 shared_bytes[];
 
-// grid: (kv_heads, ceil(rows / 8), parts), 384 threads. Where there are several parts, each leaves in `partial` what it found of its share of the keys,
+// grid: (kv_heads, blocks of rows, parts), 384 threads. Where there are several parts, each leaves in `partial` what it found of its share of the keys,
 // maxima times `left`; else rows are gated and leave for `out`. Shared: STAGES stages, two barriers each.
-extern "C" __global__ void __launch_bounds__(384, 1) attend_wide(const Row* rows, int n, const u16* q16, int heads, const Cache cache, int block, float scale, const Halves gate, u16* out, float* partial, float left) {
+extern "C" __global__ void __launch_bounds__(384, 1) attend_wide(const Row* rows, const u16* q16, int heads, const Cache cache, int block, float scale, const Halves gate, u16* out, float* partial, float left) {
     const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, shared = ((u32)__cvta_generic_to_shared(shared_bytes) + 1023) & ~1023u;
     const u32 full = shared + STAGES * STAGE, empty = full + STAGES * 8, kv_head = blockIdx.x;
     // The last rows, which see most, first.
-    const int r0 = (gridDim.y - 1 - blockIdx.y) * ROWS, last_row = r0 + ROWS <= n ? r0 + ROWS - 1 : n - 1;
-    const Row low = rows[r0], high = rows[last_row];
+    const int r0 = rows[gridDim.y - 1 - blockIdx.y].block;
+    const Row low = rows[r0];
+    const int count = low.end - low.pos < ROWS ? low.end - low.pos + 1 : ROWS;
+    const Row high = rows[r0 + count - 1];
     u32 from, to, other;
     visible(low, cache, block, from, other);
     visible(high, cache, block, other, to);
@@ -82,7 +84,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attend_wide(const Row* rows
         for (u32 i = tiles < BEHIND ? tiles : BEHIND; i > 0; --i) make_known(stage >= i ? stage - i : stage + STAGES - i);
         return;
     }
-    const int mine = r0 + warp, at = mine < n ? mine : n - 1, group = heads / cache.kv_heads;
+    // Warps that have no row do what the last one does, and leave nothing.
+    const int at = r0 + ((int)warp < count ? warp : count - 1), group = heads / cache.kv_heads;
     u32 first, last, q[8][4];
     visible(rows[at], cache, block, first, last);
     wait_previous();
@@ -126,9 +129,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) attend_wide(const Row* rows
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
     finish(s);
-    if (mine >= n) return;
+    if ((int)warp >= count) return;
     if (gridDim.z > 1) {
-        float* const part = partial + ((u64)(mine * cache.kv_heads + kv_head) * gridDim.z + blockIdx.z) * PART;
+        float* const part = partial + ((u64)(at * cache.kv_heads + kv_head) * gridDim.z + blockIdx.z) * PART;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int head = g + 8 * r;
@@ -145,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attend_wide(const Row* rows
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
-        for (int j = 0; j < 16; ++j) gates[r][j] = gate.p && g + 8 * r < group ? *(const u32*)(gate.p + mine * gate.stride + column + r * 8 * HD + 8 * j) : 0;
+        for (int j = 0; j < 16; ++j) gates[r][j] = gate.p && g + 8 * r < group ? *(const u32*)(gate.p + at * gate.stride + column + r * 8 * HD + 8 * j) : 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         if (g + 8 * r >= group) continue;
@@ -157,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attend_wide(const Row* rows
                 x *= 1.0f / (1.0f + __expf(-half_to_float((u16)gates[r][j])));
                 y *= 1.0f / (1.0f + __expf(-half_to_float((u16)(gates[r][j] >> 16))));
             }
-            *(u32*)(out + (u64)mine * heads * HD + column + r * 8 * HD + 8 * j) = floats_to_half2(x, y);
+            *(u32*)(out + (u64)at * heads * HD + column + r * 8 * HD + 8 * j) = floats_to_half2(x, y);
         }
     }
 }

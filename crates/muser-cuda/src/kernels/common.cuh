@@ -5,7 +5,7 @@ struct Row {
     u32 token, pos, slot, feature;
     int logit;   // index among the rows that ask for logits, or -1
     u32 end, begin;   // last and first position of the row's sequence in this batch
-    u32 pad;
+    u32 block;   // of row b: the first row of block b of rows that read keys together, up to eight of a sequence
 };
 
 __device__ __forceinline__ u32 floats_to_half2(float lo, float hi) {

@@ -446,14 +446,15 @@ extern "C" __global__ void __launch_bounds__(256, 2) attend_few(const Row* rows,
     }
 }
 
-// Joins the parts (at most 128) of a head whose keys are split, and applies the gate. grid: (heads, rows), 128 threads: a lane has four
+// Joins the parts (at most 128) of a head whose keys are split, and applies the gate. all: whether there are `splits` of each row, as attend_wide.cu leaves
+// them, not as many as attend_few does. grid: (heads, rows), 128 threads: a lane has four
 // dimensions, a warp every fourth part.
-extern "C" __global__ void __launch_bounds__(128) attend_join(const Row* rows, const float* partial, int heads, const Cache cache, int block, int splits, float scale, const Planes gate, const Activation out) {
+extern "C" __global__ void __launch_bounds__(128) attend_join(const Row* rows, const float* partial, int heads, const Cache cache, int block, int splits, int all, float scale, const Planes gate, const Activation out) {
     __shared__ float weights[128], tops[4], sums[4];
     __shared__ float4 found[4][32];
     allow_next();
     const int head = blockIdx.x, group = heads / cache.kv_heads, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int parts = span(rows[blockIdx.y], cache, block, splits).parts;
+    const int parts = all ? splits : span(rows[blockIdx.y], cache, block, splits).parts;
     const float unit = scale * 1.4426950408889634f * RAW;
     wait_previous();
     if (parts == 1) return;
@@ -476,14 +477,14 @@ extern "C" __global__ void __launch_bounds__(128) attend_join(const Row* rows, c
     const float sum = warp_sum(weight * mine.y);
     if (lane == 0) sums[warp] = sum;
     __syncthreads();
-    float4 all = make_float4(0, 0, 0, 0);
+    float4 joined = make_float4(0, 0, 0, 0);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) all = fma4(weights[warp + 4 * i], x[i], all);
+    for (int i = 0; i < 4; ++i) joined = fma4(weights[warp + 4 * i], x[i], joined);
 #pragma unroll 4
-    for (int p = warp + 16; p < parts; p += 4) all = fma4(weights[p], *(const float4*)(from + p * PART), all);
-    found[warp][lane] = all;
+    for (int p = warp + 16; p < parts; p += 4) joined = fma4(weights[p], *(const float4*)(from + p * PART), joined);
+    found[warp][lane] = joined;
     __syncthreads();
     if (warp > 0) return;
-    all = add4(add4(found[0][lane], found[1][lane]), add4(found[2][lane], found[3][lane]));
-    put4(out, blockIdx.y, head * HD + lane * 4, heads * HD, gated_by(all, 1.0f / (sums[0] + sums[1] + sums[2] + sums[3]), gate.p != 0, gates));
+    joined = add4(add4(found[0][lane], found[1][lane]), add4(found[2][lane], found[3][lane]));
+    put4(out, blockIdx.y, head * HD + lane * 4, heads * HD, gated_by(joined, 1.0f / (sums[0] + sums[1] + sums[2] + sums[3]), gate.p != 0, gates));
 }
