@@ -18,13 +18,14 @@ fn main() {
     };
     let row: Vec<f32> = (0..VOCAB).map(|_| 3.0 * ((0..12).map(|_| uniform()).sum::<f32>() - 6.0)).collect();
     // More than a processor's caches hold.
-    let rows: Vec<Vec<f32>> = (0..100)
-        .map(|i| {
-            let mut row = row.clone();
-            row.rotate_left(i * 977);
-            row
-        })
-        .collect();
+    let rotated = |row: &[f32]| -> Vec<Vec<f32>> {
+        (0..100).map(|i| [&row[i * 977..], &row[..i * 977]].concat()).collect()
+    };
+    let rows = rotated(&row);
+    // Thousands of those tokens are likely; where a model has something to say, few are.
+    let mut sure = row.clone();
+    (0..30).for_each(|i| sure[i * 5051] = 14.0 + 0.3 * i as f32);
+    let sure = rotated(&sure);
     // What a card finds of it, in any order.
     let mut largest: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
     largest.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -39,12 +40,24 @@ fn main() {
     println!("default options, the 130 largest logits: {:.1} us", start.elapsed().as_secs_f64() * 1e3);
     let mut all = TokenMask::none(VOCAB);
     all.set_words(&[u32::MAX; VOCAB / 32]);
+    let mut half = TokenMask::none(VOCAB);
+    (0..VOCAB as u32)
+        .filter(|token| token.wrapping_mul(2_654_435_761) >> 31 == 1)
+        .for_each(|token| half.allow(token));
     let usual = SamplerOptions::default;
-    for (name, options, mask) in [
-        ("default options", usual(), None),
-        ("top-k off", SamplerOptions { top_k: 0, ..usual() }, None),
-        ("default options, a mask that allows all", usual(), Some(&all)),
-        ("greedy, such a mask", SamplerOptions::greedy(), Some(&all)),
+    let top_p = SamplerOptions { top_k: 0, ..usual() };
+    let plain = SamplerOptions { top_p: 1.0, ..top_p.clone() };
+    for (name, options, mask, rows) in [
+        ("default options", usual(), None, &rows),
+        ("top-k off", top_p.clone(), None, &rows),
+        ("top-k off, few likely", top_p.clone(), None, &sure),
+        ("top-k off, temperature 0.7", SamplerOptions { temperature: 0.7, ..top_p.clone() }, None, &rows),
+        ("top-k off, a mask that allows half", top_p, Some(&half), &rows),
+        ("top-k and top-p off, min-p 0.05", SamplerOptions { min_p: 0.05, ..plain.clone() }, None, &rows),
+        ("nothing but temperature 1", plain.clone(), None, &rows),
+        ("nothing but temperature 0.7", SamplerOptions { temperature: 0.7, ..plain }, None, &rows),
+        ("default options, a mask that allows all", usual(), Some(&all), &rows),
+        ("greedy, such a mask", SamplerOptions::greedy(), Some(&all), &rows),
     ] {
         let mut sampler = Sampler::new(options, VOCAB).unwrap();
         let mut median = |of: &dyn Fn(usize) -> usize| {

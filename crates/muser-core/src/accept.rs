@@ -136,7 +136,8 @@ mod tests {
             let mut last = 0;
             *p = 1.0;
             for token in [code as u32 >> 4, code as u32 >> 2 & 3, code as u32 & 3] {
-                let distribution = sampler.distribution(&row(last), mask(last).as_ref()).unwrap();
+                let (row, mask) = (row(last), mask(last));
+                let distribution = sampler.distribution(&row, mask.as_ref()).unwrap();
                 *p *= distribution.iter().find(|(t, _)| *t == token).map_or(0.0, |(_, p)| p);
                 sampler.accept(token);
                 last = token;

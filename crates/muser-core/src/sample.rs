@@ -16,10 +16,13 @@ mod chain;
 mod filter;
 mod logprobs;
 mod mask;
+mod mass;
 mod options;
 mod penalty;
 mod rng;
 mod scan;
+mod whole;
+mod wide;
 
 pub use chain::{Distribution, ORDER};
 pub use logprobs::{Logprobs, MAX_LOGPROBS, TokenLogprob};
@@ -182,11 +185,11 @@ impl Sampler {
     }
 
     /// What [`Sampler::sample`] would draw from at this point.
-    pub fn distribution(
-        &mut self,
-        logits: &[f32],
-        mask: Option<&TokenMask>,
-    ) -> Result<Distribution<'_>, SampleError> {
+    pub fn distribution<'a>(
+        &'a mut self,
+        logits: &'a [f32],
+        mask: Option<&'a TokenMask>,
+    ) -> Result<Distribution<'a>, SampleError> {
         self.scratch.distribution(&self.options, &self.history, self.vocab, logits, mask)
     }
 

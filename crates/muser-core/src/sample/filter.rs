@@ -1,7 +1,8 @@
 //! The stages that select among tokens, each linear in the number of candidates.
 
 use super::TokenMask;
-use super::scan::Row;
+use super::mass::{Scale, UNIT};
+use super::scan::{BLOCK, Row};
 use std::cmp::Ordering;
 
 /// A token that may still be chosen. Candidates stand in the order of their ids between stages.
@@ -13,11 +14,6 @@ pub(super) struct Candidate {
     pub weight: u64,
 }
 
-/// Weight of the most probable candidate. Integers make sums exact in any order, so the outcome cannot depend on how
-/// they are added up; 2^24 candidates of this weight still fit in 64 bits. What is 2^41 times less probable than the best
-/// candidate gets weight 0.
-pub(super) const UNIT: u64 = 1 << 40;
-
 /// Larger logits first, equal ones by id.
 pub(super) fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
@@ -25,14 +21,11 @@ pub(super) fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
 
 /// Collects the `k` largest logits, all if `k` is 0. `out` is left in order of ids.
 pub(super) fn top_k(row: Row<'_>, mask: Option<&TokenMask>, k: usize, out: &mut Vec<Candidate>) {
-    out.clear();
     if k == 0 || k >= row.len() {
-        row.above(mask, f32::NEG_INFINITY, |token, logit| {
-            out.push(Candidate { token, logit, weight: 0 });
-            f32::NEG_INFINITY
-        });
+        above(row, mask, f32::NEG_INFINITY, out);
         return;
     }
+    out.clear();
     // A buffer of a few times k is cut to k whenever it is full: each cut is paid for by the tokens since the last one.
     let room = 4 * k.max(64);
     let mut floor = if mask.is_none() { row.below(k) } else { f32::NEG_INFINITY };
@@ -45,6 +38,15 @@ pub(super) fn top_k(row: Row<'_>, mask: Option<&TokenMask>, k: usize, out: &mut 
         floor
     });
     keep_largest(out, k);
+}
+
+/// Collects all logits above a floor.
+pub(super) fn above(row: Row<'_>, mask: Option<&TokenMask>, floor: f32, out: &mut Vec<Candidate>) {
+    out.clear();
+    row.above(mask, floor, |token, logit| {
+        out.push(Candidate { token, logit, weight: 0 });
+        floor
+    });
 }
 
 /// Keeps the `k` largest logits, in order of ids.
@@ -70,11 +72,12 @@ pub(super) fn best(row: Row<'_>, mask: Option<&TokenMask>, out: &mut Vec<Candida
 /// Sets the weights at a temperature.
 pub(super) fn weigh(candidates: &mut [Candidate], temperature: f32) {
     let best = candidates.iter().fold(f32::NEG_INFINITY, |best, c| best.max(c.logit));
-    for candidate in candidates {
-        let x = (f64::from(candidate.logit) - f64::from(best)) / f64::from(temperature);
-        // Adding 2^52 rounds to an integer, which is then the fraction's bits.
-        const ROUND: f64 = (1u64 << 52) as f64;
-        candidate.weight = (exp(x) * UNIT as f64 + ROUND).to_bits() - ROUND.to_bits();
+    let scale = Scale::new(best, temperature);
+    let (mut logits, mut weights) = ([0.0; BLOCK], [0; BLOCK]);
+    for some in candidates.chunks_mut(BLOCK) {
+        some.iter().zip(&mut logits).for_each(|(c, logit)| *logit = c.logit);
+        scale.weigh(&logits[..some.len()], &mut weights);
+        some.iter_mut().zip(&weights).for_each(|(c, weight)| c.weight = *weight);
     }
 }
 
@@ -93,32 +96,86 @@ pub(super) fn typical(candidates: &mut Vec<Candidate>, scratch: &mut Vec<Candida
     let distance = |c: &Candidate| (f64::from(c.logit) - mean).abs();
     scratch.clear();
     scratch.extend_from_slice(candidates);
-    keep(candidates, scratch, f64::from(p) * total, |a, b| {
-        distance(a).total_cmp(&distance(b)).then(by_rank(a, b))
-    });
+    let order = |a: &Candidate, b: &Candidate| distance(a).total_cmp(&distance(b)).then(by_rank(a, b));
+    if let Some(last) = reaching(scratch, 0, f64::from(p) * total, order) {
+        candidates.retain(|c| order(c, &last) != Ordering::Greater);
+    }
 }
 
-/// Keeps the most probable candidates whose probabilities reach `p`.
-pub(super) fn top_p(candidates: &mut Vec<Candidate>, scratch: &mut Vec<Candidate>, p: f32) {
-    weigh(candidates, 1.0);
-    let total = mass(candidates) as f64;
-    // Candidates below (1 - p) / n together hold less than 1 - p: the sum is reached without them.
-    let least = (1.0 - f64::from(p)) * total / candidates.len() as f64;
+/// Keeps the most probable of the weighed candidates whose mass reaches `wanted`.
+pub(super) fn top_p(candidates: &mut Vec<Candidate>, scratch: &mut Vec<Candidate>, wanted: f64) {
+    let best = candidates.iter().fold(f32::NEG_INFINITY, |best, c| best.max(c.logit));
+    let mut steps = Steps::new(best);
+    candidates.iter().for_each(|c| steps.add(c.logit, c.weight));
+    // The last one kept is on the step that reaches the sum.
+    let (step, before) = steps.reaching(wanted);
     scratch.clear();
-    scratch.extend(candidates.iter().filter(|c| c.weight as f64 >= least));
-    keep(candidates, scratch, f64::from(p) * total, by_rank);
+    scratch.extend(candidates.iter().filter(|c| steps.of(c.logit) == step));
+    if let Some(last) = reaching(scratch, before, wanted, by_rank) {
+        candidates.retain(|c| c.logit > last.logit || c.logit == last.logit && c.token <= last.token);
+    }
 }
 
-/// Keeps the shortest prefix in `order` whose mass reaches `wanted`, at least one candidate. `scratch` holds the
-/// candidates that may be in it; its last one is found by bisection, each step partitioning what is left.
-fn keep(
-    candidates: &mut Vec<Candidate>,
-    scratch: &mut [Candidate],
+/// Masses by how far logits are below the best, so that few candidates have to be ranked.
+pub(super) struct Steps {
+    best: f32,
+    masses: [u64; Steps::COUNT],
+}
+
+impl Steps {
+    const COUNT: usize = 256;
+    /// Of a unit of logits: what is beyond the last step weighs nothing.
+    const WIDTH: f32 = 0.125;
+
+    pub fn new(best: f32) -> Self {
+        Steps { best, masses: [0; Steps::COUNT] }
+    }
+
+    /// A smaller logit is on the same step or a later one.
+    fn of(&self, logit: f32) -> usize {
+        // Adding 2^23 rounds to an integer, which then stands in the lowest bits.
+        const ROUND: f32 = (1u32 << 23) as f32;
+        let steps = (self.best - logit) / Steps::WIDTH;
+        let last = (Steps::COUNT - 1) as f32;
+        ((if steps < last { steps } else { last }) + ROUND).to_bits() as usize % Steps::COUNT
+    }
+
+    pub fn add(&mut self, logit: f32, weight: u64) {
+        self.masses[self.of(logit)] += weight;
+    }
+
+    /// The step with which the sum from the best on reaches `wanted`, the last one if none does, and the sum before it.
+    fn reaching(&self, wanted: f64) -> (usize, u64) {
+        let mut before = 0;
+        for (step, mass) in self.masses.iter().enumerate() {
+            if (before + mass) as f64 >= wanted {
+                return (step, before);
+            }
+            before += mass;
+        }
+        (Steps::COUNT - 1, before)
+    }
+
+    /// A logit below all of a step, which is as low as the sum from the last step on stays within `spared`.
+    pub fn sparing(&self, spared: f64) -> f32 {
+        let mut sum = 0;
+        let step = self.masses.iter().rposition(|mass| {
+            sum += mass;
+            sum as f64 > spared
+        });
+        (self.best - (step.unwrap_or(0) as f32 + 0.5) * Steps::WIDTH).next_down()
+    }
+}
+
+/// The candidate with which the mass in `order` reaches `wanted`, `before` being that of all that precede these; it is found
+/// by bisection, each step partitioning what is left.
+fn reaching(
+    candidates: &mut [Candidate],
+    mut before: u64,
     wanted: f64,
     order: impl Fn(&Candidate, &Candidate) -> Ordering,
-) {
-    let mut left = scratch;
-    let mut before = 0;
+) -> Option<Candidate> {
+    let mut left = candidates;
     while left.len() > 1 {
         let middle = (left.len() - 1) / 2;
         left.select_nth_unstable_by(middle, &order);
@@ -131,71 +188,19 @@ fn keep(
             left = high;
         }
     }
-    if let Some(last) = left.first() {
-        candidates.retain(|c| order(c, last) != Ordering::Greater);
-    }
+    left.first().copied()
 }
 
-/// Keeps candidates at least `p` times as probable as the best.
+/// Keeps the weighed candidates at least `p` times as probable as the best.
 pub(super) fn min_p(candidates: &mut Vec<Candidate>, p: f32) {
-    weigh(candidates, 1.0);
     candidates.retain(|c| c.weight as f64 >= f64::from(p) * UNIT as f64);
-}
-
-/// 1 / k!, the coefficients of the exponential series. At |r| = ln(2) / 2 the first term left out is 2e-13.
-const INVERSE_FACTORIALS: [f64; 11] = {
-    let mut c = [1.0; 11];
-    let mut k = 1;
-    while k < c.len() {
-        c[k] = c[k - 1] / k as f64;
-        k += 1;
-    }
-    c
-};
-
-/// e^x for x <= 0, to 1e-12, by additions and multiplications alone: the same bits everywhere. 1e-304 below -700.
-///
-/// No branch and no conversion: the loops around it stay short.
-pub(super) fn exp(x: f64) -> f64 {
-    // Cody-Waite split of ln 2: the upper part has 32 bits, so that its products with small integers are exact.
-    const LN2_HIGH: f64 = 0.693_147_180_369_123_8;
-    const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-    // Adding 1.5 * 2^52 rounds to an integer, which then stands in the lowest bits.
-    const ROUND: f64 = 6_755_399_441_055_744.0;
-    let x = if x > -700.0 { x } else { -700.0 };
-    let shifted = x * std::f64::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    let sum = INVERSE_FACTORIALS.iter().rev().fold(0.0, |sum, c| sum * r + c);
-    sum * f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52)
-}
-
-/// ln x for finite x >= 1, to 1e-13, by the same means: the exponent's share, and the series of artanh (m - 1) / (m + 1) for the rest m.
-pub(super) fn ln(x: f64) -> f64 {
-    let (exponent, m) =
-        ((x.to_bits() >> 52) as f64 - 1023.0, f64::from_bits(x.to_bits() << 12 >> 12 | 1023 << 52));
-    let s = (m - 1.0) / (m + 1.0);
-    let series = (0..16).rev().fold(0.0, |sum, k| sum * (s * s) + 1.0 / f64::from(2 * k + 1));
-    exponent * std::f64::consts::LN_2 + 2.0 * s * series
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::scan;
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn exp_and_ln_are_close_to_the_platforms() {
-        for i in 0..70_000 {
-            let x = -f64::from(i) * 0.01;
-            assert!((exp(x) / x.exp() - 1.0).abs() < 1e-12, "{x}");
-        }
-        for x in (0..70_000).map(|i| 1.0 + f64::from(i) * f64::from(i) * 0.001) {
-            assert!((ln(x) - x.ln()).abs() < 1e-13 * x.ln().max(1.0), "{x}");
-        }
-        assert_eq!((exp(0.0), ln(1.0)), (1.0, 0.0));
-        assert!(exp(f64::NEG_INFINITY) < 1e-303);
-    }
 
     /// Logits with many equal values, so that ranks by id matter.
     fn logits() -> impl Strategy<Value = Vec<f32>> {
@@ -203,7 +208,8 @@ mod tests {
     }
 
     fn row<'a>(logits: &'a [f32], largest: &'a mut Vec<f32>) -> Row<'a> {
-        Row::read(logits, largest).0
+        scan::scan(logits, largest);
+        Row::of(logits, largest)
     }
 
     fn sorted(logits: &[f32]) -> Vec<Candidate> {
@@ -230,8 +236,9 @@ mod tests {
             prop_assert_eq!(ids(&kept), ids(&all[..k.min(all.len())]));
 
             top_k(row(&logits, &mut largest), None, 0, &mut kept);
-            top_p(&mut kept, &mut vec![], p);
+            weigh(&mut kept, 1.0);
             let wanted = f64::from(p) * mass(&all) as f64;
+            top_p(&mut kept, &mut vec![], wanted);
             let n = (1..=all.len()).find(|n| mass(&all[..*n]) as f64 >= wanted).unwrap_or(all.len());
             prop_assert!(kept.is_sorted_by_key(|c| c.token));
             prop_assert_eq!(ids(&kept), ids(&all[..n]));

@@ -1,8 +1,8 @@
 //! Log probabilities, as OpenAI's interface reports them: of the model's own distribution, at temperature 1 and before
 //! bias, penalties, masks and selection.
 
-use super::filter;
-use super::scan::Row;
+use super::scan::{self, Row};
+use super::{filter, mass};
 
 /// Most alternatives that are reported.
 pub const MAX_LOGPROBS: usize = 20;
@@ -29,11 +29,12 @@ impl Logprobs {
     /// `token` is in range and the logits are finite.
     pub(super) fn new(token: u32, top: usize, logits: &[f32]) -> Self {
         let (mut best, mut largest) = (vec![], vec![]);
-        filter::top_k(Row::read(logits, &mut largest).0, None, top.max(1), &mut best);
+        scan::scan(logits, &mut largest);
+        filter::top_k(Row::of(logits, &largest), None, top.max(1), &mut best);
         best.sort_unstable_by(filter::by_rank);
         let largest = best.first().map_or(0.0, |c| f64::from(c.logit));
-        let sum: f64 = logits.iter().map(|x| filter::exp(f64::from(*x) - largest)).sum();
-        let normaliser = largest + filter::ln(sum);
+        let sum: f64 = logits.iter().map(|x| mass::exp(f64::from(*x) - largest)).sum();
+        let normaliser = largest + mass::ln(sum);
         let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
         let top = best.iter().take(top).map(|c| TokenLogprob { token: c.token, logprob: logprob(c.logit) });
         Logprobs { logprob: logprob(logits[token as usize]), top: top.collect() }
