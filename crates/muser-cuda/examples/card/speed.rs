@@ -151,6 +151,19 @@ fn passes(device: &mut CudaDevice) {
         let batch = rows(seq, 100, &vec![33; n], true);
         time(device, &format!("{n} rows"), &batch, Pass::Target, 20);
     }
+    // Drafts of several sequences, far behind their beginnings.
+    let others: Vec<SeqId> = (0..3).map(|_| device.open(33_000).unwrap()).collect();
+    for depth in [8192, 32_768] {
+        let group = std::iter::once(&seq).chain(&others).enumerate();
+        let batch: Vec<Row> = group
+            .flat_map(|(i, seq)| {
+                let row = move |row: Row| Row { feature: row.feature + 4 * i as u32, ..row };
+                rows(*seq, depth, &[33; 4], true).into_iter().map(row)
+            })
+            .collect();
+        time(device, &format!("4 rows of each of 4 sequences at depth {depth}"), &batch, Pass::Target, 20);
+    }
+    others.into_iter().for_each(|seq| device.close(seq));
     // As an engine samples: from the largest logits, under a mask that leaves every tenth token from those that it allows, and, for who
     // wants log probabilities, from all.
     let vocab = device.logits(0).unwrap().len();
