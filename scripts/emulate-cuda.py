@@ -97,7 +97,7 @@ def models():
     full_card(environment)
     # Groups of products have fewer warps on a card with little shared memory.
     subprocess.check_call(["timeout", "900", card, "check", "16", "16"], cwd=ROOT, env=environment | {"EMULATED_SHARED": "101376"})
-    for arguments in (["check", "24"], ["check", "40", "64"], ["check", "40", "64", "kv=q8_0"], ["state", "kv=q8_0"], ["strict", "p24", "7", "64"], ["split"]):
+    for arguments in (["check", "24"], ["check", "40", "64"], ["check", "40", "64", "kv=q8_0"], ["deep"], ["state", "kv=q8_0"], ["strict", "p24", "7", "64"], ["split"]):
         subprocess.check_call(["timeout", "900", card, *arguments], cwd=ROOT, env=environment)
     # Text sampled with a seed in the strict lane is the processor's.
     subprocess.check_call(["cargo", "test", "--locked", "-p", "muser", "--test", "seeded", "--", "--ignored"], cwd=ROOT, env=environment)
